@@ -88,8 +88,8 @@ def test_a_hang_of_the_last_set_is_proved(tmp_path: Path) -> None:
     rehearsal = report["rehearsal"]
     assert (code, rehearsal["status"]) == (1, "stopped"), rehearsal
     (finding,) = (one for one in report["findings"] if one["severity"] == "error")
-    assert finding["code"] == "DDP306"
-    assert finding["title"].startswith("rank 1 ran to its end and left while rank 0 waits in barrier")
+    assert (finding["code"], finding["title"][:27]) == ("DDP301", "only rank 0 reaches barrier")
+    assert finding["evidence"][0]["text"].startswith("rank 1 ran to its end and left while rank 0 waits in barrier")
 
 
 def test_a_script_that_asks_for_four_gpus_gets_them(tmp_path: Path) -> None:

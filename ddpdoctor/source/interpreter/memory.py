@@ -33,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
     External,
     ExternalObject,
     Function,
+    Instance,
     ProjectClass,
     Sharded,
     Value,
@@ -215,6 +216,23 @@ class Memory:
             self.store.write((owner, name), value)
         else:
             self.store.set(owner, name, value, self.mask)
+
+    def held(self, node: ast.AST) -> Value:
+        """Return what a variable or an attribute holds at the moment, without a note that it was looked up."""
+        if isinstance(node, ast.Attribute):
+            owner = self.held(node.value)
+            return (self.store.get(owner.number, node.attr) if isinstance(owner, Instance) else None) or NONE
+        frame, name = self.frames[-1], getattr(node, "id", "")
+        scopes = (*frame.scopes, self.scope_modules.get(frame.module.name, -1))
+        found = (self.store.get(scope, name) for scope in scopes)
+        return next((value for value in found if value is not None), NONE)
+
+    def is_parallel(self, value: Value) -> bool:
+        """Return whether a value is a model whose ranks each work on data of their own."""
+        if isinstance(value, ExternalObject) and value.name == DDP:
+            return True
+        how = self.sharded.get(value.number) if isinstance(value, (Instance, ExternalObject)) else None
+        return how is not None and how.with_data
 
     def lookup(self, name: str) -> Value:
         """Return the value of a name in the scopes of the present function."""

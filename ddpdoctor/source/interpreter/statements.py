@@ -107,6 +107,8 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
         if _is_unread(statement.iter, item):
             item = tagged(item, frozenset({UNREAD_ITEM}))
+            if isinstance(item, Unknown) and _feeds_a_model(machine, statement):
+                item = Unknown(True, item.opaque, item.tags, item.not_none)
 
         def turn() -> None:
             assign_to(machine, statement.target, item)
@@ -121,6 +123,15 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
             _loop(machine, around, turn, turns, lambda: own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
+
+
+def _feeds_a_model(machine: Machine, loop: ast.For | ast.AsyncFor) -> bool:
+    """Return whether the body of a loop trains a model that works on each rank's own data: each has its own items."""
+    inside = [node for part in loop.body for node in descend(part)] if machine.gradients else []
+    calls = [node for node in inside if isinstance(node, ast.Call)]
+    models = (machine.held(part) for call in calls for part in (call.func, *call.args))
+    trains = any(last_name(call.func) in machine.mentions.synchronising | {"backward"} for call in calls)
+    return trains and any(map(machine.is_parallel, models))
 
 
 def _is_unread(iterated: ast.expr, item: Value) -> bool:

@@ -28,6 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
     tagged,
 )
+from ddpdoctor.source.ranks.rank_local_values import of_own_data
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
@@ -209,7 +210,9 @@ def forward(
     if not machine.gradients or not how.everywhere or not how.certain:
         return result
     kept = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(positional)
-    return tagged(kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)}))
+    return tagged(
+        of_own_data(kept) if how.with_data else kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)})
+    )
 
 
 def _in_place(

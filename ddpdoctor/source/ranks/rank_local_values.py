@@ -130,6 +130,13 @@ def queries_file(name: str) -> bool:
     return name in _FILE_METHODS
 
 
+def of_own_data(value: Value) -> Value:
+    """Return what a model that works on each rank's own data has made: of items that were not read, the rank's own."""
+    if isinstance(value, Unknown) and UNREAD_ITEM in value.tags:
+        return Unknown(True, value.opaque, value.tags - {UNREAD_ITEM}, value.not_none)
+    return value
+
+
 @lru_cache(maxsize=16_384)
 def agrees_by_name(name: str) -> bool:
     """Return whether the name of a function that cannot be read promises the same result on every rank."""
@@ -244,7 +251,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
     if loaders:
         return "batch" if any(is_own_loader(machine, number) for number in loaders) else None
-    if "ddp" in kinds:
+    if not kinds.isdisjoint(("ddp", "sharded", "item")):
         return "batch"
     if "clock" in kinds:
         return "clock"

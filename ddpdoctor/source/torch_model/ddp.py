@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import TORCHS, UNREAD_ITEM, chooses_keys
+from ddpdoctor.source.ranks.rank_local_values import TORCHS, chooses_keys, of_own_data
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
@@ -75,16 +75,15 @@ def call_wrapped(
             result = machine.apply(machine, node, module, positional, named, complete)
         finally:
             machine.inside_ddp -= 1
-        return tagged(
-            result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(arguments), tags
-        )
+        made_of = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(arguments)
+        return tagged(of_own_data(made_of) if tags else made_of, tags)
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
     drawn = (
         TORCHS in machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
     )
-    unread = machine.gradients and UNREAD_ITEM in result.tags
-    return Unknown(result.varying or drawn or unread, False, result.tags - {UNREAD_ITEM})
+    result = Unknown(result.varying or drawn, False, result.tags)
+    return of_own_data(result) if tags else result
 
 
 def _holds_buffers(machine: Machine, module: Value) -> bool:
