@@ -34,7 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, carried, own_iterable, own_test
+from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
 from ddpdoctor.source.script.module import descend, last_name
 
 # Name of a flag that is set in a job with ranks.
@@ -108,7 +108,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
         if _is_unread(statement.iter, item):
             item = tagged(item, frozenset({UNREAD_ITEM}))
             if isinstance(item, Unknown) and _feeds_a_model(machine, statement):
-                item = Unknown(True, item.opaque, item.tags, item.not_none)
+                item = Unknown(True, item.opaque, item.tags | {TRAINED_ITEM}, item.not_none)
 
         def turn() -> None:
             assign_to(machine, statement.target, item)

@@ -29,7 +29,6 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
     SequenceValue,
     Tag,
-    TensorSize,
     Unknown,
     Value,
     constant,
@@ -54,6 +53,8 @@ COUNTED: Tag = ("counted", 0)
 """Of an iterable whose items begin with their number."""
 UNREAD_ITEM: Tag = ("item", 0)
 """Of an item of something that was not followed: of what feeds a DDP model each rank has its own."""
+TRAINED_ITEM: Tag = ("item", 1)
+"""Of such an item in a loop that trains a model for ranks."""
 MEMBERS: Tag = ("members", 0)
 """Of a collection with a length that depends on what is in it."""
 DRAWN_FROM_STORE: Tag = ("store", 0)
@@ -251,10 +252,12 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
     if loaders:
         return "batch" if any(is_own_loader(machine, number) for number in loaders) else None
-    if not kinds.isdisjoint(("ddp", "sharded", "item")):
+    if "ddp" in kinds:
         return "batch"
     if "clock" in kinds:
         return "clock"
+    if "sharded" in kinds or TRAINED_ITEM in tags:
+        return "batch"
     if "files" in kinds:
         return "polled" if POLLED in tags else "files"
     if "store" in kinds:
@@ -445,7 +448,8 @@ def drawn_apart(
     generator = named.get("generator")
     if generator is None and draws_by_rank(machine, name):
         return Unknown(True, False, frozenset({DRAWN}))
-    if generator is None and _is_one_number(result) and _draws_unseeded(machine, name):
+    # One number decides something, as the data of an example do not.
+    if generator is None and getattr(result, "elements", 1) == 1 and _draws_unseeded(machine, name):
         return Unknown(True, False, frozenset({("random", TORCHS)}))
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
@@ -463,11 +467,6 @@ def drawn_apart(
 
 def _draws_unseeded(machine: Machine, name: str) -> bool:
     return name in _DRAWS and TORCHS not in seeded(machine.script)
-
-
-def _is_one_number(value: Value) -> bool:
-    """Return whether a tensor may hold one number: what decides something, and not the data of an example."""
-    return isinstance(value, Unknown) or (isinstance(value, TensorSize) and value.elements == 1)
 
 
 def draws_by_rank(machine: Machine, name: str) -> bool:
