@@ -353,7 +353,7 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
 
 
 _SHORTEST = 3
-"""Characters that must be known of a name that is put together: `step_` tells something, `_` does not."""
+"""Characters that must be known of a name that is put together: `step_` names a family, `_` does not."""
 _FIELD = regex(r"%[a-z]|\{[^{}]*\}")
 
 
