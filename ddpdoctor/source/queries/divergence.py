@@ -148,11 +148,9 @@ def remedy_of(parting: SourceParting) -> str:
 
 def _title(parting: SourceParting) -> str:
     if parting.instead is not None:
-        one, other = parting.collective, parting.instead.name
-        return (
-            f"{ranks_text(parting.running)} {_verb(parting.running, 'run')} {one} before {other}, "
-            f"{_others(parting.missing, parting.running)} {other} before {one}"
-        )
+        sides = (parting.running, parting.collective), (parting.missing, parting.instead.name)
+        (few, one), (rest, other) = sorted(sides, key=lambda side: side[0].bit_count())
+        return f"{ranks_text(few)} {_verb(few, 'run')} {one} before {other}, {_others(rest, few)} {other} before {one}"
     if parting.turns is not None:
         here, there = parting.turns
         return (
