@@ -148,9 +148,9 @@ def remedy_of(parting: SourceParting) -> str:
 
 def _title(parting: SourceParting) -> str:
     if parting.instead is not None:
-        sides = (parting.running, parting.collective), (parting.missing, parting.instead.name)
-        (few, one), (rest, other) = sorted(sides, key=lambda side: side[0].bit_count())
-        return f"{ranks_text(few)} {_verb(few, 'run')} {one} before {other}, {_others(rest, few)} {other} before {one}"
+        both = (parting.running, parting.collective), (parting.missing, parting.instead.name)
+        (few, one), (many, other) = sorted(both, key=lambda side: side[0].bit_count())
+        return f"{ranks_text(few)} {_verb(few, 'run')} {one} before {other}, {_others(many, few)} {other} before {one}"
     if parting.turns is not None:
         here, there = parting.turns
         return (
