@@ -26,6 +26,7 @@ from ddpdoctor.source.interpreter.values import (
     is_guessed,
     on_rank,
     options_of,
+    parts_of,
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
@@ -147,7 +148,7 @@ def runs_given(machine: Machine, node: ast.AST, name: str, positional: list[Valu
     arguments = named.get("args", NONE)
     known = isinstance(arguments, SequenceValue) and not arguments.open
     kept = machine.gone, machine.raised, machine.mask
-    machine.call_function(machine, node, given, list(arguments.values) if known else [], {}, known)  # type: ignore[union-attr]
+    machine.call_function(machine, node, given, list(parts_of(arguments)) if known else [], {}, known)
     machine.gone, machine.raised, machine.mask = kept
     return True
 

@@ -35,24 +35,19 @@ TRACKERS = frozenset(
 """Top-level modules; what torch.utils.tensorboard lacks is one of them, too."""
 
 
-class Silent:
-    """An object that takes every call, attribute, item and context, and does nothing."""
+class _Taking:
+    """An object that takes every attribute, item and context."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        pass
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: D102 - it has nothing to say
-        # As a decorator it gives back the function that it gets.
-        alone = len(arguments) == 1 and not options and callable(arguments[0]) and not isinstance(arguments[0], type)
-        return arguments[0] if alone and not isinstance(arguments[0], Silent) else Silent()
+    def _given(self, part: str) -> Any:
+        """Return what stands for a part of it: ``.name`` or ``[]``."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Silent()
+        return self._given(f".{name}")
 
     def __getitem__(self, key: object) -> Any:
-        return Silent()
+        return self._given("[]")
 
     def __setitem__(self, key: object, value: object) -> None:
         pass
@@ -62,6 +57,21 @@ class Silent:
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+
+class Silent(_Taking):
+    """An object that takes every call as well, and does nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def _given(self, part: str) -> Any:
+        return Silent()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: D102 - it has nothing to say
+        # As a decorator it gives back the function that it gets.
+        alone = len(arguments) == 1 and not options and callable(arguments[0]) and not isinstance(arguments[0], type)
+        return arguments[0] if alone and not isinstance(arguments[0], Silent) else Silent()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -100,7 +110,7 @@ _LOOKS = f"{_VALUES} {_COMPARED} {_COMPUTED} r{_COMPUTED.replace(' ', ' r')}".sp
 """The special methods by which a value enters what a script computes, decides or opens."""
 
 
-class Unseen:
+class Unseen(_Taking):
     """What a package gives: it takes calls, attributes, items and contexts, is a type like any, and has no value."""
 
     def __init__(self, name: str) -> None:
@@ -116,22 +126,8 @@ class Unseen:
                     self._missed()
         return Unseen(f"{self.__name__}()")
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Unseen(f"{self.__name__}.{name}")
-
-    def __getitem__(self, key: object) -> Any:
-        return Unseen(f"{self.__name__}[]")
-
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
+    def _given(self, part: str) -> Any:
+        return Unseen(f"{self.__name__}{part}")
 
     def __mro_entries__(self, bases: object) -> tuple[type, ...]:
         return ()
