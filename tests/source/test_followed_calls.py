@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.marked import marks, places, written
+from ddpdoctor.source.script.script import read_script
+from tests.source.marked import findings_of, marks, places, written
 
 JOB = """
 import argparse
@@ -98,6 +99,16 @@ class Engine:
 
 method = getattr(Engine(), "run_" + os.environ.get("HOW", "sum"))
 method()
+""",
+    "a method that a setting names": """
+class Engine:
+    def train(self):
+        if rank == 0:
+            collect()
+    def show(self):
+        print("nothing")
+
+getattr(Engine(), f"{sys.argv[1]}")()
 """,
     "its name in the module's object": """
 if rank == 0:
@@ -246,3 +257,8 @@ def test_what_only_the_first_rank_has_as_a_function_it_alone_runs(tmp_path: Path
     """
     path = written(tmp_path, text)
     assert places(path, "DDP601") == marks(path, "DDP601")
+
+
+def test_what_is_not_the_same_function_on_every_rank_is_named(tmp_path: Path) -> None:
+    [finding] = findings_of(read_script(script(tmp_path, "callbacks by rank", {})), "DDP301")
+    assert "`callback.run` is not the same function on every rank" in [fact.text for fact in finding.evidence]

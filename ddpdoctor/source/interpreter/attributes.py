@@ -362,8 +362,10 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     if not isinstance(node, ast.Call) or len(node.args) < 2:
         return None
     pattern = _pattern_of(machine.frame.module, node.args[1])
-    if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST or _ANY not in pattern:
+    if _ANY not in pattern:
         return None
+    if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST:
+        return _ways_to_train(machine, node, owner)
     scopes: list[int] = []
     if isinstance(owner, ProjectModule):
         scopes = [machine.scope_modules.get(owner.name, -1)]
@@ -377,6 +379,17 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
 
 
 _ANY = ".*"
+
+
+def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
+    """Return the methods that lead to a collective of an object whose method a setting chooses and that is called."""
+    around = machine.frame.module.parents.get(node)
+    if not isinstance(owner, Instance) or not isinstance(around, ast.Call) or around.func is not node:
+        return None
+    names = (name for name in machine.store.names(owner.cls.scope) if not name.startswith("_"))
+    held = [attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising]
+    found: list[Value] = [one for one in held if isinstance(one, Function)]
+    return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
 
 
 def _pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:

@@ -43,8 +43,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     running_next: tuple[str, ...]
     """What the former run from here on."""
     missing_next: tuple[str, ...]
-    condition: str
-    """Source of the rank test that decides."""
+    decides: str
+    """What decides, as a sentence: a rank test, or a function that is not the same on every rank."""
     condition_location: Location
     exit_location: Location | None
     """Where the missing ranks left, when they left before instead of taking the other arm."""
@@ -113,7 +113,7 @@ def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
         left = (Fact(text=text, basis="source", location=parting.instead.location, stack=parting.instead.chain),)
     return (
         *left,
-        Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
+        Fact(text=parting.decides, basis="source", location=parting.condition_location),
         Fact(
             text=f"this call chain leads {ranks_text(parting.running)} to {parting.collective}",
             basis="source",
@@ -485,7 +485,7 @@ def _described(found: _Found) -> SourceParting:
         missing=found.missing if by_class else ALL_RANKS & ~event.ranks,
         running_next=_names(found.running_next),
         missing_next=_names(found.missing_next),
-        condition=guard.module.excerpt(guard.node),
+        decides=_what_decides(guard),
         condition_location=guard.location,
         exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
         leaving=found.left.module.excerpt(found.left.node) if found.left is not None else "",
@@ -494,6 +494,12 @@ def _described(found: _Found) -> SourceParting:
         turns=found.turns,
         instead=found.instead,
     )
+
+
+def _what_decides(guard: Guard) -> str:
+    around = guard.module.parents.get(guard.node)
+    chosen = isinstance(around, ast.Call) and around.func is guard.node
+    return f"`{guard.module.excerpt(guard.node)}` {'is not the same function on every rank' if chosen else 'decides'}"
 
 
 def _names(tree: Tree) -> tuple[str, ...]:

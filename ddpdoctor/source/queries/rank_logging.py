@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    RANKS,
     DictValue,
     ExternalObject,
     Instance,
@@ -19,6 +20,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     is_varying,
+    on_rank,
     options_of,
     parts_of,
     tags_of,
@@ -201,7 +203,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     for event in projection.in_course("call"):
         if event.node in seen or not _is_report(event) or _warns(event):
             continue
-        given = (*event.positional, *event.named.values())
+        given = [_there(value, event.ranks) for value in (*event.positional, *event.named.values())]
         parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
         said = [value for value in parts if is_local(value) and not _may_be_agreed(projection, value)]
         if not said:
@@ -221,6 +223,12 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _there(value: Value, ranks: int) -> Value:
+    """Return what a value is on the ranks that report it, where it is one and the same on them."""
+    lanes = [on_rank(value, rank) for rank in RANKS if ranks >> rank & 1]
+    return lanes[0] if lanes and all(lane == lanes[0] for lane in lanes) else value
 
 
 def _is_of_first_rank(event: Event) -> bool:

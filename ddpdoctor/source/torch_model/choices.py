@@ -167,7 +167,7 @@ def _each_its_own(
 
     for option in dict.fromkeys(function.values):
         ranks = sum(1 << rank for rank, entry in enumerate(function.values) if entry == option) & machine.mask
-        reached |= machine.on(ranks, node, function, partial(call_one, option))
+        reached |= machine.on(ranks, getattr(node, "func", node), function, partial(call_one, option))
     machine.mask = reached
     return per_rank(results, function.guessed)
 
