@@ -149,6 +149,8 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
         run[index] = _led(run[index], lead)
         for echo in echoes:
             run[index] = _joined(run[index], echo)
+            if _leaves(echo) and not _leaves(lead):  # The call moves; that ranks leave before another is mended apart.
+                run[index] = msgspec.structs.replace(run[index], remedy=f"{run[index].remedy} {echo.remedy}")
     return tuple(sorted((*run, *left), key=_rank))
 
 
@@ -225,9 +227,13 @@ def _ranks_to_blame(seen: Finding, cause: Finding) -> tuple[int, ...]:
         for fact in seen.evidence
         if fact.rank is not None and _overlap(call, (*_stack_places(seen, fact), *filter(None, (fact.location,))))
     }
-    leaves = len(cause.locations) > 2  # the call, where ranks leave before it, and what decides
-    blamed = known - there if leaves else there
+    blamed = known - there if _leaves(cause) else there
     return tuple(sorted(blamed)) if blamed and blamed != known else seen.ranks
+
+
+def _leaves(cause: Finding) -> bool:
+    """Return whether ranks leave before a call: its places are the call, where they leave, and what decides."""
+    return cause.trouble in _BY_RANK and len(cause.locations) > 2
 
 
 def _renamed(seen: Finding, cause: Finding) -> Finding:

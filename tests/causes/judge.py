@@ -14,8 +14,8 @@ EXPLAINED = DIVERGENCES | {"DDP207", "DDP208", "DDP213", "DDP217"}
 """… and for what the run sees by its effects alone."""
 
 
-_OF_THE_RUN = frozenset({"DDP103", "DDP706"})
-"""What a run knows better: what a rank raised, and how long its passes are."""
+_OF_THE_RUN = frozenset({"DDP103", "DDP311", "DDP706"})
+"""What a run knows better: what a rank raised, and handles where the others wait, and how long its passes are."""
 
 
 def report_of(case: Case, project: Path, *options: str, **environment: str) -> dict[str, Any]:
@@ -44,7 +44,6 @@ def worse_than_static(static: dict[str, Any], checked: dict[str, Any]) -> list[s
 
     What the run refuted is told no worse, nor is what it explains by an exception or by two lengths at the same places.
     """
-    told = {(finding["code"], _path(finding), _line(finding), finding["remedy"]) for finding in checked["findings"]}
     refuted = {(one["code"], one["location"]["line"]) for one in checked.get("refuted", ()) if one.get("location")}
     explained = [finding for finding in checked["findings"] if finding["code"] in _OF_THE_RUN]
     return [
@@ -52,10 +51,16 @@ def worse_than_static(static: dict[str, Any], checked: dict[str, Any]) -> list[s
         for finding in static["findings"]
         if finding["code"] in EXPLAINED
         and finding["severity"] != "advice"
-        and (finding["code"], _path(finding), _line(finding), finding["remedy"]) not in told
+        and not any(_tells(one, finding) for one in checked["findings"])
         and (finding["code"], _line(finding)) not in refuted
         and not any((_path(finding), _line(finding)) in _places(one) for one in explained)
     ]
+
+
+def _tells(told: dict[str, Any], finding: dict[str, Any]) -> bool:
+    """Whether a finding has the place and, to the letter, the remedy of another: alone, or beside its cause's."""
+    here = (_path(finding), _line(finding))
+    return told["code"] == finding["code"] and finding["remedy"] in told["remedy"] and here in _places(told)
 
 
 def _places(finding: dict[str, Any]) -> set[tuple[str, int]]:

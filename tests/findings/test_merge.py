@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
@@ -153,6 +154,16 @@ def test_what_one_condition_keeps_from_some_ranks_beside_the_call_is_no_second_f
     seen = finding(*names, at(9), basis="rehearsal")
     suspicions = [finding(*names, at(9), at(8)), finding(*names, at(12), at(8)), finding(*names, at(20), at(19))]
     assert len(merge(suspicions, [seen])) == 2
+
+
+def test_ranks_that_leave_behind_the_call_are_mended_by_a_remedy_of_their_own() -> None:
+    names = ("DDP301", "rank-divergent-collective", Severity.ERROR)
+    seen = finding(*names, at(9), basis="rehearsal")
+    call = msgspec.structs.replace(finding(*names, at(9), at(8)), remedy="Move the call.")
+    left = msgspec.structs.replace(finding(*names, at(12), at(10), at(8)), remedy="Leave together.")
+    beside = msgspec.structs.replace(finding(*names, at(13), at(8)), remedy="Move that call.")
+    assert [found.remedy for found in merge([call, beside], [seen])] == ["Move the call."]
+    assert [found.remedy for found in merge([call, left], [seen])] == ["Move the call. Leave together."]
 
 
 def test_a_rank_that_can_raise_is_confirmed_by_its_exception() -> None:
