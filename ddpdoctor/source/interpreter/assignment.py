@@ -301,13 +301,13 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
     return SequenceValue((item,), open=True)
 
 
-_OF_PROJECT = (Function, Instance, Partial, ProjectClass)
+OF_PROJECT = (Function, Instance, Partial, ProjectClass)
 
 
 def _kept_apart(items: Sequence[Value]) -> Value | None:
     """Return one of some objects and functions of the project, or of pairs that hold them; None for other items."""
-    if any(isinstance(item, _OF_PROJECT) for item in items):
-        return reduce(join, items) if all(isinstance(item, (*_OF_PROJECT, External)) for item in items) else None
+    if any(isinstance(item, OF_PROJECT) for item in items):
+        return reduce(join, items) if all(isinstance(item, (*OF_PROJECT, External)) for item in items) else None
     rows = [item.values for item in items if isinstance(item, SequenceValue) and not item.open]
     if not rows or len(rows) < len(items) or len({len(row) for row in rows}) > 1:
         return None

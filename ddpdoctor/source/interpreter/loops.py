@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 
 from ddpdoctor.source.events import Sinks
-from ddpdoctor.source.interpreter.assignment import assign_to, item_of
+from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -57,11 +57,14 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
     return by_rank(lambda entry: item_of(entry), iterable), turns, empty
 
 
-def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Const, ...]:
+def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, ...]:
     """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
 
     Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
+    So are the turns over functions or objects that ranks have in other orders, or others of them.
     """
+    if isinstance(iterable, PerRank):
+        return _own_turns(statement, iterable)
     items = iterable.values if isinstance(iterable, SequenceValue) and not iterable.open else ()
     named = tuple(item for item in items if isinstance(item, Const) and isinstance(item.value, str))
     if not 1 < len(named) == len(items) <= MAXIMUM_PHASES or not isinstance(statement.target, ast.Name):
@@ -70,6 +73,15 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Const, .
     asks = any(isinstance(node, ast.Compare) and _is_name(node.left, name) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
     return named if asks and has_loop and not _is_left_early(statement.body) else ()
+
+
+def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> tuple[Value, ...]:
+    lanes = [one.values for one in iterable.values if isinstance(one, SequenceValue) and not one.open]
+    length = len(lanes[0]) if len(lanes) == len(RANKS) and len({len(lane) for lane in lanes}) == 1 else 0
+    of_project = any(isinstance(item, OF_PROJECT) for lane in lanes for item in lane)
+    if not of_project or not 1 < length <= MAXIMUM_PHASES or _is_left_early(statement.body):
+        return ()
+    return tuple(per_rank(column, iterable.guessed) for column in zip(*lanes, strict=True))
 
 
 def _is_left_early(body: Sequence[ast.stmt]) -> bool:

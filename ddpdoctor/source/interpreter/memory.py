@@ -84,8 +84,8 @@ class Memory:
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
-        self.phases: list[str] = []
-        """Of the loops around the present code that are walked a turn after the other: what each turn is called."""
+        self.phases: list[int] = []
+        """Of the loops around the present code that are walked a turn after the other: the number of the turn."""
         self.in_parent = spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()

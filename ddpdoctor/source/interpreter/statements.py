@@ -91,10 +91,10 @@ def _if(machine: Machine, statement: ast.If) -> None:
 
 def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     iterable = opened(machine, statement.iter)
-    for phase in (named := phases(statement, iterable)):
+    for number, phase in enumerate(turns_apart := phases(statement, iterable)):
         if machine.mask:
-            _phase(machine, statement, iterable, phase)
-    if named:
+            _phase(machine, statement, iterable, phase, number)
+    if turns_apart:
         execute(machine, statement.orelse)
         return
     item, turns, empty = iterated(machine, iterable)
@@ -140,14 +140,14 @@ def _is_unread(iterated: ast.expr, item: Value) -> bool:
     return isinstance(item, Unknown) and not item.varying and item.tags <= {COUNTED} and not counts
 
 
-def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Const) -> None:
+def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Value, number: int) -> None:
     """Walk one turn of a loop over phases."""
 
     def turn() -> None:
         assign_to(machine, statement.target, phase)
         execute(machine, statement.body)
 
-    machine.phases.append(str(phase.value))
+    machine.phases.append(number)
     try:
         _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, [1] * len(RANKS))
     finally:

@@ -263,11 +263,13 @@ def _compare(
                 yield from _behind_forward(left)
             return
         swapped = _swapped(rest, other_rest)
-        if swapped:
-            first, instead = (found, match) if found is not None else (back, item)
-            if first is not None and isinstance(instead, Event):
-                yield msgspec.structs.replace(first, instead=instead)
-            here, there = here + swapped, there + swapped
+        if swapped is not None:
+            taken, other_taken, first, other_first = swapped
+            if found is not None:
+                yield msgspec.structs.replace(found, instead=other_first)
+            elif back is not None:
+                yield msgspec.structs.replace(back, instead=first)
+            here, there = here + taken, there + other_taken
             continue
         if found is not None:
             yield found
@@ -279,16 +281,41 @@ def _compare(
             there += 1
 
 
-def _swapped(rest: Tree, other_rest: Tree) -> int:
+def _swapped(rest: Tree, other_rest: Tree) -> tuple[int, int, Event, Event] | None:
+    """Return how many items of each side are the same calls in another order, and with which each begins; else None.
+
+    Where a condition decides as well, as the number of the step does, one of its arms may hold them.
+    """
+    for way in _ways(rest):
+        for other_way in _ways(other_rest):
+            length = _permuted(way[0], other_way[0])
+            taken, other_taken = length + way[1], length + other_way[1]
+            if length and taken > 0 and other_taken > 0:
+                first, other_first = way[0][0], other_way[0][0]
+                if isinstance(first, Event) and isinstance(other_first, Event):
+                    return taken, other_taken, first, other_first
+    return None
+
+
+def _ways(tree: Tree) -> Iterator[tuple[Tree, int]]:
+    """Yield the ways through the first condition of a tree, and how many items more the tree has than each of them."""
+    if tree and isinstance(tree[0], Branch):
+        for arm in tree[0].arms:
+            yield (*arm, *tree[1:]), 1 - len(arm)
+    else:
+        yield tree, 0
+
+
+def _permuted(one: Tree, other: Tree) -> int:
     """Return how many of the next calls are the same ones on both sides, in another order; 0 where they are not."""
     ahead: Counter[str] = Counter()
-    for number, (item, match) in enumerate(zip(rest, other_rest, strict=False), 1):
+    for number, (item, match) in enumerate(zip(one, other, strict=False), 1):
         if not isinstance(item, Event) or not isinstance(match, Event):
             return 0
         ahead[item.name] += 1
         ahead[match.name] -= 1
         if not any(ahead.values()):
-            return number
+            return number if number > 1 else 0
     return 0
 
 
