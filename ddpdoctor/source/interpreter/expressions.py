@@ -350,7 +350,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         if (part := part_of_mesh(machine, node, container)) is not None:
             return part
         made = machine.object(container)
-        if made is not None and any(map(is_varying, (*made.positional, *made.named.values()))):
+        given = () if made is None else (*made.positional, *made.named.values())
+        if any(is_varying(one) and not only_of_files(one) for one in given):
             return Unknown(False, False, frozenset({SHARE}))  # of a file that is the rank's own, as `torch.load` gives
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)

@@ -39,6 +39,7 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     join,
     never_none,
+    only_of_files,
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
@@ -480,7 +481,7 @@ def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     """
     path = named.get("f", positional[0] if positional else NONE)
     parts = frozenset(tag for tag in tags_of(path) if tag[0] == PART)
-    shared = frozenset({SHARE}) if is_varying(path) else frozenset()
+    shared = frozenset({SHARE}) if is_varying(path) and not only_of_files(path) else frozenset()
     return Unknown(bool(parts), False, parts | shared)
 
 
