@@ -65,9 +65,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report all-reduces of ``.grad`` in the loop of a backward through DDP, for the parameters of a DDP object."""
     projection = whole_projection(script)
     backwards = [event for event in projection.in_course("backward") if wrap_numbers(event.receiver)]
-    asked = [
-        event for event in training_events(projection, "parameters", "named_parameters") if ddp_objects(event.receiver)
-    ]
+    asked = list(training_events(projection, "parameters", "named_parameters"))
     seen: set[ast.AST] = set()
     for event in projection.in_course("collective") if backwards and asked else ():
         of_norm = not _takes_gradient(event) and _takes_norm(event)
@@ -80,7 +78,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             if backward.ordinal < event.ordinal and innermost_loop(backward) in around
         ]
         synchronised = before and _synchronises(before[-1])
-        if synchronised and any(before[-1].ordinal < one.ordinal < event.ordinal for one in asked):
+        since = [one for one in asked if synchronised and before[-1].ordinal < one.ordinal < event.ordinal]
+        if any(ddp_objects(one.receiver) for one in _gone_over(event, since) or since):
             seen.add(event.node)
             title, remedy = _SAID[of_norm]
             yield CHECK.finding(
@@ -93,6 +92,12 @@ def in_source(script: Script) -> Iterator[Finding]:
                     ("this call chain leads to the reduction by hand", event),
                 ),
             )
+
+
+def _gone_over(event: Event, asked: list[Event]) -> list[Event]:
+    """Return the parameters that the loops around a collective go over, where those are asked for in their heads."""
+    heads = {node for loop in event.loops if isinstance(loop.node, ast.For) for node in ast.walk(loop.node.iter)}
+    return [one for one in asked if one.node in heads][-1:]
 
 
 def _synchronises(backward: Event) -> bool:

@@ -346,8 +346,13 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     if isinstance(node.slice, ast.Slice) and container.__class__ is not External:
         return sliced(machine, node, node.slice, container)
     key = evaluate(machine, node.slice)
-    if isinstance(container, ExternalObject) and (part := part_of_mesh(machine, node, container)) is not None:
-        return part
+    if isinstance(container, ExternalObject):
+        if (part := part_of_mesh(machine, node, container)) is not None:
+            return part
+        made = machine.object(container)
+        given = () if made is None else (*made.positional, *made.named.values())
+        if any(is_varying(one) and not only_of_files(one) for one in given):
+            return Unknown(False, False, frozenset({SHARE}))  # of a file that is the rank's own, as `torch.load` gives
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)
     if container == MODULES and machine.script.module(name := str(constant(key))) is not None:

@@ -182,18 +182,26 @@ def _written_out(machine: Machine, node: ast.DictComp) -> Value | None:
 
 
 def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
-    """Evaluate a comprehension's result once, as the body of a loop; items that no rank has are uniform."""
+    """Evaluate a comprehension's result once, as the body of a loop; items that no rank has are uniform.
+
+    Its variables are its own: what the function has by their names is there again after it.
+    """
     found: list[Value] = []
+    targets = [node for generator in generators for node in ast.walk(generator.target) if isinstance(node, ast.Name)]
+    hidden = {(machine.frame.scope, node.id): machine.store.get(machine.frame.scope, node.id) for node in targets}
 
     def turn() -> None:
-        for generator in generators:
+        for number, generator in enumerate(generators):
             item, _, _ = iterated(machine, opened(machine, generator.iter))
+            if number == 0:
+                machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
                 machine.evaluate(machine, condition)
         found.append(result())
 
     machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
+    machine.store.put({cell: value for cell, value in hidden.items() if value is not None})
     return found[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -230,6 +230,18 @@ class Store:
         elif value.__class__ is Unknown and value.tags and any(kind in SIZES for kind, _ in value.tags):
             self.size_names.add(name)
             (self.device_counts.add if value.tags == _DEVICES else self.device_counts.discard)(name)
+        self._note(cell)
+        self.owners[owner][name] = value
+
+    def forget(self, cells: Iterable[Cell]) -> None:
+        """Take the values of names away, on all ranks."""
+        for cell in cells:
+            self._note(cell)
+            self.owners[cell[0]][cell[1]] = None
+
+    def _note(self, cell: Cell) -> None:
+        """Keep what a name held, as it is about to be written."""
+        owner, name = cell
         names = self.owners.get(owner)
         if names is None:
             names = self.owners[owner] = {}
@@ -237,7 +249,6 @@ class Store:
             journal = self._journals[-1]
             if cell not in journal:
                 journal[cell] = names.get(name)
-        names[name] = value
         if owner < self.oldest_written:
             self.oldest_written = owner
 

@@ -203,6 +203,8 @@ def _ask_for_data(
     divides = all(constant(trainer.named.get(option, NONE)) is not False for option in _DIVIDES)
     modules = [one for one in given if isinstance(one, Instance) and one != module]
     for instance in (*modules, module):
+        _prepare_data(machine, node, instance)
+    for instance in (*modules, module):
         for hook in ("setup", *(f"{_LOADED.get(stage, stage)}_dataloader" for stage in stages)):
             found = class_attribute(machine, instance.cls, hook)
             if not isinstance(found, Function) or (hook == "setup" and instance == module):
@@ -211,6 +213,18 @@ def _ask_for_data(
             made = machine.apply(machine, node, bound_to(found, instance), arguments, {}, complete=False)
             if divides:
                 machine.prepared.update(one.number for one in options_of(made) if isinstance(one, ExternalObject))
+
+
+def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
+    """Run on the first rank alone what Lightning runs once a node, before any rank's ``setup``."""
+    found, present = class_attribute(machine, instance.cls, "prepare_data"), machine.mask
+    if not isinstance(found, Function) or not present & 1:
+        return
+    machine.mask = present & 1
+    try:
+        machine.apply(machine, node, bound_to(found, instance), [], {}, complete=False)
+    finally:
+        machine.mask = present & ~machine.gone
 
 
 def _is_module(machine: Machine, module: Instance) -> bool:

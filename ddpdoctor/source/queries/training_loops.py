@@ -303,7 +303,9 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
         return False
     parts = [*made.positional, *made.named.values()]
     return any(
-        is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and divided_by_rank(machine, part))
+        is_varying(part)
+        or SHARE in tags_of(part)
+        or (isinstance(part, (ExternalObject, Instance)) and divided_by_rank(machine, part))
         for part in parts
     )
 

@@ -85,13 +85,16 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
 
 
 def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
-    """Return ``data[key]`` with the rank as the key: of a division into parts, the part of the rank."""
+    """Return ``data[key]`` with the rank as the key: the share of the rank, and of a division into parts its part."""
+    if not isinstance(result, Unknown):
+        return result
+    result = Unknown(result.varying, result.opaque, result.tags | {SHARE}, result.not_none)
     module, source = machine.frame.module, node.value
     if isinstance(source, ast.Call) and last_name(source.func) in {"list", "tuple"} and source.args:
         source = source.args[0]
     if isinstance(source, ast.Name):
         source = _assigned(module, source) or source
-    if not isinstance(source, ast.Call) or last_name(source.func) not in _SPLITS or not isinstance(result, Unknown):
+    if not isinstance(source, ast.Call) or last_name(source.func) not in _SPLITS:
         return result
     worlds = _worlds(machine.store)
     if not any(_names(argument) & worlds for argument in source.args) or CUT in result.tags:

@@ -39,11 +39,12 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     join,
     never_none,
+    only_of_files,
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
-from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     NUMPYS,
@@ -474,9 +475,14 @@ def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named
 
 
 def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """Return the same on all ranks, except for a file of the part of the data that a rank took for itself."""
-    parts = frozenset(tag for tag in tags_of(named.get("f", positional[0] if positional else NONE)) if tag[0] == PART)
-    return Unknown(True, False, parts) if parts else UNIFORM
+    """Return the same on all ranks, except for a file of the part of the data that a rank took for itself.
+
+    What each rank loads of a file of its own name is its share, and yet alike in what it holds, as a checkpoint is.
+    """
+    path = named.get("f", positional[0] if positional else NONE)
+    parts = frozenset(tag for tag in tags_of(path) if tag[0] == PART)
+    shared = frozenset({SHARE}) if is_varying(path) and not only_of_files(path) else frozenset()
+    return Unknown(bool(parts), False, parts | shared)
 
 
 def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:

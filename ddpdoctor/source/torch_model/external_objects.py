@@ -54,6 +54,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
     tags_of,
 )
+from ddpdoctor.source.ranks.data_partitions import SHARE
 from ddpdoctor.source.ranks.rank_local_values import (
     COUNTED,
     LISTED,
@@ -485,7 +486,7 @@ def origins_kept(value: Unknown) -> frozenset[Tag]:
     """Return the origins of its arguments that the result of a call which cannot be read keeps."""
     if not value.tags:
         return value.tags
-    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare" or tag == SHARE)
 
 
 def _is_zip(value: SequenceValue) -> bool:
