@@ -39,6 +39,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, consta
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
+from ddpdoctor.source.queries.shell_commands import command_line
 from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
@@ -103,8 +104,6 @@ _FETCHERS = frozenset(
 )
 # Functions that return what the network sends.
 _ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "httpx.stream"})
-# Functions that are given a command line, or its words.
-_SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
 # Commands of a shell that write what they fetch or unpack.
 _COMMANDS = regex(
     r"(?:^|&&|;)\s*(?:sudo\s+)?(?:(?P<downloads>(?:wget|gdown|aria2c|git\s+clone)\b|curl\s.*-(?:o|O|-output)\b)"
@@ -211,17 +210,7 @@ def _fetches(event: Event) -> bool:
 
 def _command(event: Event) -> re.Match[str] | None:
     """Return the command by which a shell downloads or extracts, as far as the source shows it."""
-    if event.name not in _SHELLS or not isinstance(event.node, ast.Call) or not event.node.args:
-        return None
-    given = event.node.args[0]
-    words = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
-    return _COMMANDS.search(" ".join(_literal(word) for word in words))
-
-
-def _literal(node: ast.expr) -> str:
-    """Return the text of a node, with a dot for each part that is not written there."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(str(part.value) if isinstance(part, ast.Constant) else "." for part in parts)
+    return _COMMANDS.search(command_line(event))
 
 
 def _writes_an_answer(event: Event) -> bool:
