@@ -2,10 +2,10 @@
 
 What it finds
     A dataset with `download=True` or of PyTorch Geometric, one that the project derives from theirs or DGL's, a call or
-    a shell's command that fetches or extracts, or a function of the project that writes what it requested, reached by
-    all ranks without one of them going first; also a dataset that only the first rank downloads while the others open
-    it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
-    collective between one rank's write and what the other does.
+    a shell's command that fetches or extracts, `load_dataset` that is told to download again, or a function of the
+    project that writes what it requested, reached by all ranks without one of them going first; also a dataset that
+    only the first rank downloads while the others open it. In a run: data that several ranks fetch, or write where it
+    is missing and then read, with no collective between one rank's write and what the other does.
 
 Why it is bad
     The ranks overwrite each other's files: a rank reads a file that another is still writing, checksums fail now and
@@ -35,7 +35,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import ContextAround, Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, External, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
@@ -72,14 +72,17 @@ def in_source(script: Script) -> Iterator[Finding]:
     for what, downloads in by_directory(shared_downloads(whole_projection(script))):
         yield CHECK.finding(
             "source",
-            "the other ranks look for these data while the first one downloads them"
-            if what == "looks"
-            else f"every rank {what} to the same path at once",
+            _SENTENCES.get(what, f"every rank {what} to the same path at once"),
             remedy=REMEDY,
             locations=map(_place, downloads),
             because=(("no rank test or barrier lets one rank go first", downloads[0]),),
         )
 
+
+_SENTENCES = {
+    "looks": "the other ranks look for these data while the first one downloads them",
+    "rebuilds": "each rank deletes these data and prepares them again while others already read them",
+}
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
@@ -112,6 +115,8 @@ _COMMANDS = regex(
 _OPEN = "builtins.open"
 # It fetches and unpacks the repository, unless its source is local.
 _HUB = "torch.hub.load"
+# It deletes what it has prepared before and prepares it again, if it is told to; its lock does not keep readers out.
+_PREPARES = "datasets.load_dataset"
 # They download unless `download_if_missing=False`, and remove the archive when they have read it.
 _BY_FUNCTION = regex(r"sklearn\.datasets\.fetch_")
 # Words in a context manager that may let the ranks in one after the other.
@@ -156,7 +161,8 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
         command = _command(event)
         extracts = event.name.endswith(("extractall", "unpack_archive", "extract_archive"))
         extracts = extracts or (command is not None and command["extracts"] is not None)
-        yield event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads"
+        rebuilds = "rebuilds" if event.name == _PREPARES else "downloads"
+        yield event, "extracts" if extracts else "looks" if _is_by_first(event) else rebuilds
 
 
 def _lets_in_by_turns(context: ContextAround) -> bool:
@@ -195,6 +201,9 @@ def _directory(event: Event) -> str:
 def _fetches(event: Event) -> bool:
     if _BY_FUNCTION.match(event.name):
         return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
+    if event.name == _PREPARES:
+        forced = _is_forced(event.named.get("download_mode", NONE))
+        return forced and constant(event.named.get("streaming", NONE)) is not True
     if event.name == _HUB:
         return event.complete and constant(event.argument("source", 2) or NONE) in (None, "github")
     if event.kind != "object":
@@ -206,6 +215,12 @@ def _fetches(event: Event) -> bool:
     # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
     looks = any(kind == "files" for kind, _ in tags_of(asked))
     return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks or _is_by_first(event))
+
+
+def _is_forced(mode: Value) -> bool:
+    """Return whether a mode of downloading says that what is there is to be made again."""
+    name = mode.name if isinstance(mode, External) else constant(mode)
+    return isinstance(name, str) and name.rpartition(".")[2].lower() == "force_redownload"
 
 
 def _command(event: Event) -> re.Match[str] | None:
