@@ -2,10 +2,12 @@
 
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
-    does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, a
-    loop over a loader without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
-    in a rehearsal an error when the timeout was reached (in a live run that is DDP308). As advice, in a live run: a
-    wait that ended well and that was longer than the timeout of another group which the busy rank is in.
+    does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, what
+    the first rank of the job or of each node does alone without gradients: a loop over a loader, a data set or a
+    folder, or sampling, where a model is fed what it has given; and a script that it starts between two steps and waits
+    for. In a run: a wait of half the group's timeout or more; in a rehearsal an error when the timeout was reached (in
+    a live run that is DDP308). As advice, in a live run: a wait that ended well and that was longer than the timeout of
+    another group which the busy rank is in.
 
 Why it is bad
     The others wait in that collective until the first rank arrives: all GPUs but one are idle. Once the work takes
@@ -39,13 +41,22 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
-from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.events import Event, Guard, LoopAround
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    ExternalObject,
+    Instance,
+    SequenceValue,
+    Value,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines
-from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
-from ddpdoctor.source.ranks.ranks import numbers_in
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.queries.divergence import events_through, function_around, guard_of, reported_lines
+from ddpdoctor.source.queries.shell_commands import command_line
+from ddpdoctor.source.queries.training_loops import forwards_without_gradients, only_loader, takes_all_data
+from ddpdoctor.source.ranks.ranks import FIRST_RANKS, numbers_in, ranks_text
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -67,6 +78,8 @@ CHECK = Check(
 _SHARE = (
     "Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce counts and sums."
 )
+_SAMPLES = "Divide the samples between the ranks, or draw them from the checkpoint in a job of its own."
+_START = "Start the program without waiting for it (subprocess.Popen), or divide its work between the ranks."
 _DIVIDE = (
     "Divide the work between the ranks or do it before the job; or give init_process_group a timeout that covers it."
 )
@@ -75,7 +88,7 @@ _DIVIDE = (
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
     projection = whole_projection(script)
-    yield from lone_evaluations(projection)
+    yield from lone_work(projection)
     yield from long_waits(projection)
 
 
@@ -167,33 +180,103 @@ def _finding(
     )
 
 
-# Evaluation of a whole loader by one rank, which the others wait for in their next collective.
+# Evaluation, sampling and programs of the first rank, which the others wait for in their next collective.
+
+_FEW_TURNS = 16
+# A script that is run, and not in the background.
+_SCRIPT = regex(r"(?:^|&&|;)\s*(?:\w+=\S*\s+)*(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)\s+(?:-u\s+)?\S+\.(?:py|sh)\b[^&]*$")
 
 
-def lone_evaluations(projection: Projection) -> Iterator[Finding]:
-    """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
+class _Work(msgspec.Struct, frozen=True, eq=False):
+    """What the first rank does alone, and what is said of it."""
+
+    event: Event
+    node: ast.AST
+    place: Location
+    does: str
+    kept_from: str
+    remedy: str
+
+
+def lone_work(projection: Projection) -> Iterator[Finding]:
+    """Such work, once for each rank test; none that other ranks do too, and none where nothing makes them wait."""
     meetings = [event for event in projection.synchronising if event.ranks == ALL_RANKS and not event.in_parent]
-    forwards = tuple(evaluating_forwards(projection)) if meetings else ()
-    shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
-    hanging = reported_lines(projection)
+    hanging = reported_lines(projection) if meetings else frozenset()
     seen: set[ast.AST] = set()
-    for forward in forwards:
-        ranks = numbers_in(forward.ranks)
-        guard = next((guard for guard in forward.guards if guard.arm == forward.ranks and not guard.guessed), None)
-        if len(ranks) != 1 or guard is None:
+    for work in _lone_work(projection) if meetings else ():
+        event = work.event
+        guard, meeting = guard_of(projection, event), _next_meeting(event, meetings)
+        if guard is None or guard.guessed or meeting is None or {work.node, guard.node} & seen:
             continue
-        own = (loop for loop in forward.loops if loop.node not in shared)
-        loop = next((loop for loop in own if only_loader(projection, loop) is not None), None)
-        meeting = _next_meeting(forward, meetings)
-        if loop is None or meeting is None or {loop.node, guard.node} & seen:
+        if any((frame.file, frame.line) in hanging for frame in event.chain) or _leaves_behind(
+            projection, guard, event
+        ):
             continue
-        seen |= {loop.node, guard.node}
-        place = loop.module.head_location(loop.node)
-        if not any((frame.file, frame.line) in hanging for frame in forward.chain):
-            text = f"`{guard.module.excerpt(guard.node)}` keeps the other ranks from this loop over a loader"
-            waited = f"{meeting.name} at line {meeting.location.line}"
-            title = f"rank {ranks[0]} evaluates alone here while the others wait in {waited}"
-            yield _suspected(title, place, (text, guard.location), meeting, _SHARE, Severity.ADVICE)
+        seen |= {work.node, guard.node}
+        text = f"`{guard.module.excerpt(guard.node)}` keeps the other ranks from {work.kept_from}"
+        waited = f"{meeting.name} at line {meeting.location.line}"
+        who = ranks_text(event.ranks) if len(numbers_in(event.ranks)) == 1 else "the first rank of each node"
+        title = f"{who} {work.does} alone here while the others wait in {waited}"
+        yield _suspected(title, work.place, (text, guard.location), meeting, work.remedy, Severity.ADVICE)
+
+
+def _leaves_behind(projection: Projection, guard: Guard, event: Event) -> bool:
+    """Return whether the rank is gone after its work, so that the others wait for ever."""
+    for left in projection.exits:
+        goes_on = isinstance(left.node, (ast.Break, ast.Continue)) or not left.ranks & event.ranks
+        if left.ordinal > event.ordinal and left.module is guard.module and not goes_on:
+            ifs = (around for around in left.module.ancestors(left.node) if isinstance(around, ast.If))
+            if any(guard.node in descend(around) for around in ifs):
+                return True
+    return False
+
+
+def _lone_work(projection: Projection) -> Iterator[_Work]:
+    shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
+    models = _whole_models(projection)
+    for forward in forwards_without_gradients(projection):
+        own = [loop for loop in forward.loops if loop.node not in shared] if forward.ranks in FIRST_RANKS else []
+        loop = next((loop for loop in own if takes_all_data(projection, loop)), None)
+        if loop is not None:
+            what = "a loader" if only_loader(projection, loop) is not None else "all data"
+            place = loop.module.head_location(loop.node)
+            yield _Work(forward, loop.node, place, "evaluates", f"this loop over {what}", _SHARE)
+        elif own and _numbers(forward.receiver) & models:
+            loop = own[-1]
+            if not _has_few_turns(loop) and _is_fed_back(forward, loop):
+                place = loop.module.head_location(loop.node)
+                yield _Work(forward, loop.node, place, "samples", "the turns of this loop", _SAMPLES)
+    for event in projection.in_course("call"):
+        between_steps = any(loop.node in shared and not loop.once for loop in event.loops)
+        if between_steps and event.ranks in FIRST_RANKS and _SCRIPT.search(command_line(event)):
+            yield _Work(event, event.node, event.location, "waits for a program", "this program", _START)
+
+
+def _whole_models(projection: Projection) -> frozenset[int]:
+    """Return the numbers of the DDP objects and of the models in them."""
+    wraps = list(projection.of_kind("wrap"))
+    inside = {number for wrap in wraps for number in _numbers(wrap.argument("module", 0))}
+    return frozenset({wrap.ordinal for wrap in wraps} | inside)
+
+
+def _numbers(value: Value | None) -> set[int]:
+    return {one.number for one in options_of(value or NONE) if isinstance(one, (Instance, ExternalObject))}
+
+
+def _has_few_turns(loop: LoopAround) -> bool:
+    items = loop.iterable
+    return loop.once or (isinstance(items, SequenceValue) and not items.open and len(items.values) < _FEW_TURNS)
+
+
+def _is_fed_back(forward: Event, loop: LoopAround) -> bool:
+    """Return whether a model is fed what the turn before has made of what it gave."""
+    path = str(loop.module.path)
+    lines = {frame.line for frame in forward.chain if path.endswith(frame.file)}
+    for call in loop.module.index.within(loop.node, ast.Call):
+        given = [*call.args, *(word.value for word in call.keywords)] if call.lineno in lines else []
+        if any(call in made_from(argument, loop.node) for argument in given):
+            return True
+    return False
 
 
 def _next_meeting(forward: Event, meetings: Sequence[Event]) -> Event | None:

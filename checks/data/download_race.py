@@ -2,10 +2,10 @@
 
 What it finds
     A dataset with `download=True` or of PyTorch Geometric, one that the project derives from theirs or DGL's, a call or
-    a shell's command that fetches or extracts, or a function of the project that writes what it requested, reached by
-    all ranks without one of them going first; also a dataset that only the first rank downloads while the others open
-    it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
-    collective between one rank's write and what the other does.
+    a shell's command that fetches or extracts, `load_dataset` that is told to download again, or a function of the
+    project that writes what it requested, reached by all ranks without one of them going first; also a dataset that
+    only the first rank downloads while the others open it. In a run: data that several ranks fetch, or write where it
+    is missing and then read, with no collective between one rank's write and what the other does.
 
 Why it is bad
     The ranks overwrite each other's files: a rank reads a file that another is still writing, checksums fail now and
@@ -35,10 +35,11 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import ContextAround, Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, External, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
+from ddpdoctor.source.queries.shell_commands import command_line
 from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
@@ -71,14 +72,17 @@ def in_source(script: Script) -> Iterator[Finding]:
     for what, downloads in by_directory(shared_downloads(whole_projection(script))):
         yield CHECK.finding(
             "source",
-            "the other ranks look for these data while the first one downloads them"
-            if what == "looks"
-            else f"every rank {what} to the same path at once",
+            _SENTENCES.get(what, f"every rank {what} to the same path at once"),
             remedy=REMEDY,
             locations=map(_place, downloads),
             because=(("no rank test or barrier lets one rank go first", downloads[0]),),
         )
 
+
+_SENTENCES = {
+    "looks": "the other ranks look for these data while the first one downloads them",
+    "rebuilds": "each rank deletes these data and prepares them again while others already read them",
+}
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
@@ -103,8 +107,6 @@ _FETCHERS = frozenset(
 )
 # Functions that return what the network sends.
 _ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "httpx.stream"})
-# Functions that are given a command line, or its words.
-_SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
 # Commands of a shell that write what they fetch or unpack.
 _COMMANDS = regex(
     r"(?:^|&&|;)\s*(?:sudo\s+)?(?:(?P<downloads>(?:wget|gdown|aria2c|git\s+clone)\b|curl\s.*-(?:o|O|-output)\b)"
@@ -113,6 +115,8 @@ _COMMANDS = regex(
 _OPEN = "builtins.open"
 # It fetches and unpacks the repository, unless its source is local.
 _HUB = "torch.hub.load"
+# It deletes what it has prepared before and prepares it again, if it is told to; its lock does not keep readers out.
+_PREPARES = "datasets.load_dataset"
 # They download unless `download_if_missing=False`, and remove the archive when they have read it.
 _BY_FUNCTION = regex(r"sklearn\.datasets\.fetch_")
 # Words in a context manager that may let the ranks in one after the other.
@@ -157,7 +161,8 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
         command = _command(event)
         extracts = event.name.endswith(("extractall", "unpack_archive", "extract_archive"))
         extracts = extracts or (command is not None and command["extracts"] is not None)
-        yield event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads"
+        rebuilds = "rebuilds" if event.name == _PREPARES else "downloads"
+        yield event, "extracts" if extracts else "looks" if _is_by_first(event) else rebuilds
 
 
 def _lets_in_by_turns(context: ContextAround) -> bool:
@@ -196,6 +201,9 @@ def _directory(event: Event) -> str:
 def _fetches(event: Event) -> bool:
     if _BY_FUNCTION.match(event.name):
         return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
+    if event.name == _PREPARES:
+        forced = _is_forced(event.named.get("download_mode", NONE))
+        return forced and constant(event.named.get("streaming", NONE)) is not True
     if event.name == _HUB:
         return event.complete and constant(event.argument("source", 2) or NONE) in (None, "github")
     if event.kind != "object":
@@ -209,19 +217,15 @@ def _fetches(event: Event) -> bool:
     return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks or _is_by_first(event))
 
 
+def _is_forced(mode: Value) -> bool:
+    """Return whether a mode of downloading says that what is there is to be made again."""
+    name = mode.name if isinstance(mode, External) else constant(mode)
+    return isinstance(name, str) and name.rpartition(".")[2].lower() == "force_redownload"
+
+
 def _command(event: Event) -> re.Match[str] | None:
     """Return the command by which a shell downloads or extracts, as far as the source shows it."""
-    if event.name not in _SHELLS or not isinstance(event.node, ast.Call) or not event.node.args:
-        return None
-    given = event.node.args[0]
-    words = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
-    return _COMMANDS.search(" ".join(_literal(word) for word in words))
-
-
-def _literal(node: ast.expr) -> str:
-    """Return the text of a node, with a dot for each part that is not written there."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(str(part.value) if isinstance(part, ast.Constant) else "." for part in parts)
+    return _COMMANDS.search(command_line(event))
 
 
 def _writes_an_answer(event: Event) -> bool:

@@ -2,9 +2,10 @@
 
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
-    `__getitem__`, or a transform of torchvision that it holds, draws from that generator, or training steps that draw
-    noise, masks or time steps from it. In a run: a
-    generator in the same state on all ranks when the first training batch was fetched, and moved by the fetch.
+    `__getitem__` draws from that generator, itself or in what it calls of the project, or a transform of torchvision
+    that it holds, or what joins the items to a batch; or training steps that draw noise, masks or time steps from it.
+    In a run: a generator in the same state on all ranks when the first training batch was fetched, and moved by the
+    fetch.
 
 Why it is bad
     The ranks draw the same crops, flips and noise in the same order: the n-th sample of every rank is augmented in the
@@ -30,7 +31,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
 from ddpdoctor.check import Check
@@ -38,13 +39,16 @@ from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     Const,
     ExternalObject,
+    Function,
     Instance,
+    ProjectClass,
     Value,
     constant,
     is_varying,
@@ -117,10 +121,10 @@ def shared_augmentations(projection: Projection) -> Iterator[tuple[Event, Locati
     for feeding in feedings(projection):
         loader = feeding.loader
         given = {"worker_init_fn", "generator"} & loader.named.keys()
-        if given or not loader.complete or len(loader.positional) > 5 or division(machine, loader) != "sharded":
+        if given or not loader.complete or len(loader.positional) > 7 or division(machine, loader) != "sharded":
             continue
         workers = constant(loader.named.get("num_workers", Const(0)))
-        for library, draw in _draws(projection, loader.argument("dataset", 0) or NONE):
+        for library, draw in _draws(projection, loader):
             seed = _common_seed(projection, "torch" if workers != 0 else library)
             if seed is not None and seed.node not in seen:
                 seen.add(seed.node)
@@ -143,28 +147,114 @@ def shared_noise(projection: Projection) -> Iterator[tuple[Event, Location]]:
 
 def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
     """Yield where every turn of a loop draws on all ranks, itself or in the forward of a DDP model."""
-    for event in projection.in_course("call", "ddp-forward"):
-        if event.kind == "call" and event.name not in _NOISE:
-            continue
-        inside = event.gradients and any(around.node is loop.node for around in event.loops)
-        if not inside or event.ranks != ALL_RANKS or "generator" in event.named:
-            continue
-        if unsettled(projection.machine.script, event.undecided, loop.node, any_setting=True):
-            continue
-        if event.kind == "call":
+    machine, steps = projection.machine, _EveryTurn(projection.machine, loop)
+    inside = [
+        event
+        for event in projection.in_course("ddp-forward", "call")
+        if event.gradients and event.ranks == ALL_RANKS and any(around.node is loop.node for around in event.loops)
+    ]
+    for event in (event for event in inside if event.kind == "ddp-forward"):
+        wrap = machine.object(event.receiver or NONE)
+        models = options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE)
+        places = [steps.draw_of(one) for model in models for one in _methods(machine, model, "forward")]
+        if all(steps.is_settled(module, test) for module, test in event.undecided):
+            yield from (place for place in places if place is not None)
+    for event in (event for event in inside if event.name in _NOISE and "generator" not in event.named):
+        if all(steps.is_settled(*test) or steps.draws_in_both_arms(*test) for test in event.undecided):
             yield event.location
-        else:
-            wrap = projection.machine.object(event.receiver or NONE)
-            for model in options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE):
-                if isinstance(model, Instance):
-                    yield from (draw for _, draw in _draws_of_class(projection, model, "forward", _NOISE.__contains__))
 
 
-def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Location]]:
-    """Yield where items of a data set draw: in its own methods, and in the transforms that it holds."""
-    for held in _held(projection.machine, dataset, set()):
+class _EveryTurn:
+    """What functions draw in every turn of a loop, whichever arms of the conditions in them it takes."""
+
+    def __init__(self, machine: Machine, loop: LoopAround) -> None:
+        self._machine, self._loop = machine, loop
+        self._known: dict[tuple[ast.AST, Value | None], Location | None] = {}
+        self._read: dict[ast.AST, Function] = {}
+
+    def is_settled(self, module: Module, test: ast.AST) -> bool:
+        """Return whether a condition is the same in all turns."""
+        return not unsettled(self._machine.script, ((module, test),), self._loop.node, any_setting=True)
+
+    def draw_of(self, function: Function) -> Location | None:
+        """Return a draw that each call of a function makes."""
+        at, module = (function.node, function.receiver), self._machine.script.module(function.module)
+        if at not in self._known and module is not None and isinstance(function.node, ast.FunctionDef):
+            self._known[at] = None
+            self._read[function.node] = function
+            self._known[at] = self._of_block(module, function, function.node.body)
+        return self._known.get(at)
+
+    def draws_in_both_arms(self, module: Module, test: ast.AST) -> bool:
+        """Return whether a function that was read draws in both arms of a condition."""
+        around, function = module.parents.get(test), self._read.get(module.body_around(test))
+        if function is None or not isinstance(around, ast.If):
+            return False
+        return self._of_block(module, function, [around]) is not None
+
+    def _of_block(self, module: Module, function: Function, block: Sequence[ast.stmt]) -> Location | None:
+        for number, statement in enumerate(block):
+            if isinstance(statement, ast.If):
+                arms = [self._of_block(module, function, arm) for arm in (statement.body, statement.orelse)]
+                taken = _arm_of_training(statement.test)
+                if taken is None and self.is_settled(module, statement.test):
+                    found = arms[0] or arms[1]
+                elif taken is None:
+                    rest = self._of_block(module, function, block[number + 1 :])
+                    left = [_leaves(arm) for arm in (statement.body, statement.orelse)]
+                    ways = [arm or (None if leaves else rest) for arm, leaves in zip(arms, left, strict=True)]
+                    return ways[1] if all(ways) else None
+                elif _leaves((statement.body, statement.orelse)[taken]):
+                    return arms[taken]
+                else:
+                    found = arms[taken]
+            elif isinstance(statement, (ast.With, ast.For, ast.While, ast.Try)):
+                found = self._of_block(module, function, statement.body)
+            else:
+                found = self._of_expression(module, function, statement)
+            if found is not None:
+                return found
+        return None
+
+    def _of_expression(self, module: Module, function: Function, whole: ast.AST) -> Location | None:
+        waiting = [whole]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.IfExp):
+                taken = _arm_of_training(node.test)
+                waiting += [] if taken is None else [(node.body, node.orelse)[taken]]
+            elif not isinstance(node, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
+                waiting += ast.iter_child_nodes(node)
+            if not isinstance(node, ast.Call):
+                continue
+            if module.resolve(node.func) in _NOISE and not any(word.arg == "generator" for word in node.keywords):
+                return module.location(node)
+            called = _callees(self._machine, module, function, node.func)
+            found = next((place for one in called if (place := self.draw_of(one)) is not None), None)
+            if found is not None:
+                return found
+        return None
+
+
+def _arm_of_training(test: ast.expr) -> int | None:
+    """Return which arm of a condition a model takes in training; None where it does not ask for that alone."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return 1 if _arm_of_training(test.operand) == 0 else None
+    return 0 if isinstance(test, ast.Attribute) and test.attr == "training" else None
+
+
+def _leaves(block: Sequence[ast.stmt]) -> bool:
+    return bool(block) and isinstance(block[-1], (ast.Return, ast.Raise))
+
+
+def _draws(projection: Projection, loader: Event) -> Iterator[tuple[Library, Location]]:
+    """Yield where items of a loader draw: in methods of its data set, in what these call, or while they are joined."""
+    machine = projection.machine
+    collate = loader.argument("collate_fn", 6) or NONE
+    yield from _draws_from(machine, _called(machine, collate))
+    for held in _held(machine, loader.argument("dataset", 0) or NONE, set()):
         if isinstance(held, Instance):
-            yield from _draws_of_class(projection, held)
+            yield from _draws_from(machine, _methods(machine, held, "__getitem__"))
         elif _TRANSFORMS.match(held.name):
             yield "torch", held.location
 
@@ -187,39 +277,71 @@ def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance |
             yield from _held(machine, part, seen)
 
 
-def _draws_of_class(
-    projection: Projection,
-    dataset: Instance,
-    method: str = "__getitem__",
-    is_draw: Callable[[str], object] = _DRAWS.match,
-) -> Iterator[tuple[Library, Location]]:
-    """Yield the draws in a method of a class, and in the methods of the class that it calls."""
-    module = projection.machine.script.module(dataset.cls.module)
-    if module is None:
-        return
-    methods = {node.name: node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef)}
-    left, done = [(method, frozenset[str]())], set[tuple[str, frozenset[str]]]()
+def _draws_from(machine: Machine, functions: Iterable[Function]) -> Iterator[tuple[Library, Location]]:
+    """Yield the draws in functions and methods, and in those of the project that they call."""
+    left = [(one, frozenset[str]()) for one in functions]
+    done: set[tuple[ast.AST, Value | None, frozenset[str]]] = set()
     while left:
-        name, seeded = at = left.pop()
-        if at in done or name not in methods:
+        function, seeded = left.pop()
+        module = machine.script.module(function.module)
+        at = function.node, function.receiver, seeded
+        if at in done or module is None or not isinstance(function.node, ast.FunctionDef):
             continue
         done.add(at)
-        seeds = _seeds_of_items(module, methods[name])
-        for node in descend(methods[name]):
+        seeds = _seeds_of_items(module, function.node)
+        for node in descend(function.node):
             if not isinstance(node, ast.Call):
                 continue
             own = seeded.union(*(libraries for line, libraries in seeds if line < node.lineno))
-            if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
-                left.append((node.func.attr, own))
+            left += [(one, own) for one in _callees(machine, module, function, node.func)]
             drawn = module.resolve(node.func)
             library = drawn.partition(".")[0]
-            if is_draw(drawn) and library not in own and not any(word.arg == "generator" for word in node.keywords):
+            if (
+                _DRAWS.match(drawn)
+                and library not in own
+                and not any(word.arg == "generator" for word in node.keywords)
+            ):
                 yield library, module.location(node)  # type: ignore[misc]
+
+
+def _callees(machine: Machine, module: Module, function: Function, called: ast.expr) -> Iterator[Function]:
+    """Yield what a call in a function of the project may run: a function, a method, or an object that is held."""
+    owner = function.receiver
+    if isinstance(called, ast.Name):
+        yield from _called(machine, machine.store.get(machine.scope_modules.get(module.name, -1), called.id) or NONE)
+    elif isinstance(called, ast.Attribute) and isinstance(owner, Instance):
+        of = ast.unparse(called.value)
+        if of == "self":
+            yield from _methods(machine, owner, called.attr)
+            yield from _called(machine, machine.store.get(owner.number, called.attr) or NONE)
+        elif of == "super()":
+            for base in bases_of(machine, owner.cls):
+                method = class_attribute(machine, base, called.attr) if isinstance(base, ProjectClass) else None
+                if isinstance(method, Function) and method.node is not function.node:
+                    yield bound_to(method, owner)
+                    return
+
+
+def _called(machine: Machine, value: Value) -> Iterator[Function]:
+    """Yield what runs where a value is called: a function, or the objects of the project that are called in turn."""
+    for option in options_of(value):
+        if isinstance(option, Function):
+            yield option
+    for held in _held(machine, value, set()):
+        if isinstance(held, Instance):
+            yield from _methods(machine, held, "__call__")
+            yield from _methods(machine, held, "forward")
+
+
+def _methods(machine: Machine, owner: Value, name: str) -> Iterator[Function]:
+    method = class_attribute(machine, owner.cls, name) if isinstance(owner, Instance) else None
+    if isinstance(method, Function):
+        yield bound_to(method, owner)
 
 
 def _seeds_of_items(module: Module, method: ast.FunctionDef) -> list[tuple[int, frozenset[str]]]:
     """Return where a method seeds libraries with what it is given, its item's number, say, on every way through it."""
-    given = {argument.arg for argument in method.args.args[1:]}
+    given = {argument.arg for argument in method.args.args} - {"self"}
     found: list[tuple[int, frozenset[str]]] = []
     statements = [*method.body]
     for statement in statements:

@@ -39,7 +39,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
-from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
@@ -56,6 +55,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.wrapped_models import (
     has_no_tensors,

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Iterator
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.source.events import Event, Guard
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Value, options_of
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Value, options_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
@@ -123,17 +124,6 @@ def _class_of(options: list[ExternalObject]) -> str:
     if len(names) == 1 and OPTIMIZER not in names:
         return options[0].name.rpartition(".")[2]
     return "scheduler" if all("lr_scheduler" in name for name in names) else "optimizer"
-
-
-def guard_of(projection: Projection, event: Event) -> Guard | None:
-    """Return the condition that keeps the other ranks out: around a call, or one under which they left before it."""
-    if event.guards:
-        return event.guards[-1]
-    for left in reversed(projection.exits):
-        passed = left.ordinal < event.ordinal and (not left.scope or left.scope in event.scopes)
-        if passed and left.ranks == ALL_RANKS & ~event.ranks:
-            return left.guard
-    return None
 
 
 def _second_backwards(projection: Projection) -> Iterator[Verdict]:

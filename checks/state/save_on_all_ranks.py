@@ -2,8 +2,8 @@
 
 What it finds
     A checkpoint or another file that more than one rank writes under one path from one line; in the source by
-    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds its
-    lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
+    torch.save, save_pretrained, numpy (its memory maps, too), joblib, safetensors or pandas; as advice a file to which
+    every rank adds its lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
 
 Why it is bad
     The ranks overwrite each other at the same time: the file can end up corrupt, unnoticed until it is loaded.
@@ -40,7 +40,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"files"}),
     subjects=("job",),
-    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "open"),
+    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "open", "memmap"),
 )
 MAXIMUM_PLACES = 5
 

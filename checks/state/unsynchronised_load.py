@@ -62,7 +62,18 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     subjects=("job",),
-    triggers=("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil", "FileHandler"),
+    triggers=(
+        "save",
+        "open",
+        "write_text",
+        "write_bytes",
+        "to_csv",
+        "to_parquet",
+        "dump",
+        "shutil",
+        "FileHandler",
+        "memmap",
+    ),
 )
 REMEDY = "Call dist.barrier() on all ranks between the write and the read."
 

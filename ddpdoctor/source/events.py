@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.source.interpreter.values import Value
+from ddpdoctor.source.interpreter.values import NONE, Value
 from ddpdoctor.source.script.module import Module
 
 EventKind = Literal[
@@ -68,6 +68,8 @@ class LoopAround(Placed, frozen=True, eq=False):
     iterable: Value
     once: bool
     """It makes at most one turn."""
+    whole: Value = NONE
+    """What it goes over, without what counts, sorts or shows it: the data set of ``enumerate(tqdm(images))``."""
 
 
 class ContextAround(msgspec.Struct, frozen=True, eq=False):

@@ -208,7 +208,9 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         classes = one_of_callables(machine, receiver) if key is ... and not is_varying(arguments[0]) else None
         if classes is not None:
             return classes
-        return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
+        if key is ...:
+            return derived(arguments[1:])
+        return next((entry for known, entry in receiver.entries if known == key), (*arguments[1:], NONE)[0])
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             mutated = _mutated(machine, receiver, name, _given(node, arguments))

@@ -35,7 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
-from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.module import descend, innermost_argument, last_name
 
 # Name of a flag that is set in a job with ranks.
 _HAS_RANKS = regex(r"^(is_|use_)?(distributed|ddp)$")
@@ -101,8 +101,8 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     start = machine.mask
     machine.mask &= ~empty
     if machine.mask:
-        around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns))
-
+        whole = machine.held(innermost_argument(statement.iter))
+        around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns), whole)
         own = own_iterable(machine, statement.iter, iterable)
 
         if _is_unread(statement.iter, item):

@@ -579,6 +579,17 @@ def reported_lines(projection: Projection) -> frozenset[tuple[str, int]]:
     return frozenset((parting.location.file, parting.location.line) for parting in partings(projection))
 
 
+def guard_of(projection: Projection, event: Event) -> Guard | None:
+    """Return the condition that keeps the other ranks out: around a call, or one under which they left before it."""
+    if event.guards:
+        return event.guards[-1]
+    for left in reversed(projection.exits):
+        passed = left.ordinal < event.ordinal and (not left.scope or left.scope in event.scopes)
+        if passed and left.ranks == ALL_RANKS & ~event.ranks:
+            return left.guard
+    return None
+
+
 def function_around(module: Module, node: ast.AST) -> ast.AST:
     """Return the function that a node stands in, or the module."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -73,6 +73,8 @@ _READERS: Mapping[str, tuple[str, int]] = {
     "pandas.read_json": ("path_or_buf", 0),
     "pandas.read_pickle": ("filepath_or_buffer", 0),
 }
+# Functions that map a file into memory: where their mode stands, and what it is by default. `w+` makes the file anew.
+_MAPPERS: Mapping[str, tuple[int, str]] = {"numpy.memmap": (2, "r+"), "numpy.lib.format.open_memmap": (1, "r+")}
 FIGURES = frozenset({"matplotlib.pyplot.savefig", "savefig"})
 # Libraries whose objects write themselves to the path that their method `save` is given.
 _SAVE_THEMSELVES = ("tokenizers.", "openpyxl.")
@@ -102,6 +104,9 @@ def writes(projection: Projection) -> Iterator[FileUse]:
                 yield from _use(event, "file", 0)
         elif event.name == LOG_FILE:
             if _mode(event, "a")[:1] in {"w", "x"}:
+                yield from _use(event, "filename", 0)
+        elif event.name in _MAPPERS:
+            if _mapped(event) == "w+":
                 yield from _use(event, "filename", 0)
         elif event.name in _PATH_WRITERS:
             yield from _use_of_receiver(event)
@@ -141,18 +146,26 @@ def _saves_itself(receiver: Value | None) -> bool:
 
 def reads(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks read, in the order of execution."""
-    for event in noted(projection, _OPEN, *_READERS, *_PATH_READERS):
+    for event in noted(projection, _OPEN, *_READERS, *_PATH_READERS, *_MAPPERS):
         if event.name == _OPEN:
             if _mode(event)[:1] == "r" and "+" not in _mode(event):
                 yield from _use(event, "file", 0)
+        elif event.name in _MAPPERS:
+            if _mapped(event) in {"r", "r+", "c"}:
+                yield from _use(event, "filename", 0)
         elif event.name in _PATH_READERS:
             yield from _use_of_receiver(event)
         else:
             yield from _use(event, *_READERS[event.name])
 
 
-def _mode(event: Event, default: str = "r") -> str:
-    mode = event.argument("mode", 1)
+def _mapped(event: Event) -> str:
+    position, default = _MAPPERS[event.name]
+    return _mode(event, default, position)
+
+
+def _mode(event: Event, default: str = "r", position: int = 1) -> str:
+    mode = event.argument("mode", position)
     text = constant(mode) if mode is not None else default
     return text if isinstance(text, str) else ""
 

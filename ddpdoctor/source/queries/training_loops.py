@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Literal
@@ -34,8 +35,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.data_partitions import SHARE
-from ddpdoctor.source.ranks.rank_local_values import TORCHS, is_found_alike, lists_names, seeded
-from ddpdoctor.source.script.module import all_once, descend, made_from
+from ddpdoctor.source.ranks.rank_local_values import LISTED, TORCHS, is_found_alike, lists_names, seeded
+from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
@@ -55,6 +56,7 @@ _RANK_WORDS = frozenset(
 
 # Words for the part of a rank, in the class of a sampler.
 _SHARES = regex(r"shard|replica|world|process|worker", re.IGNORECASE)
+_FORWARDS = ("bare forward", UNWRAPPED_FORWARD)
 _DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 
@@ -107,7 +109,7 @@ def division(machine: Machine, loader: Event) -> Division:
     if dataset is None or divided_by_rank(machine, dataset):
         return "unknown"
     shuffles = constant(loader.argument("shuffle", 2) or NONE) is True
-    return "whole" if shuffles or _is_map_style(machine, dataset) else "unknown"
+    return "whole" if shuffles or is_map_style(machine, dataset) else "unknown"
 
 
 def sampler_division(machine: Machine, sampler: Value) -> Division:
@@ -360,9 +362,10 @@ def _mentions_ranks(node: ast.AST) -> bool:
     return False
 
 
-def _is_map_style(machine: Machine, dataset: Value) -> bool:
+def is_map_style(machine: Machine, dataset: Value) -> bool:
+    """Return whether a value is a data set whose items have numbers."""
     if isinstance(dataset, OneOf):
-        return all(_is_map_style(machine, option) for option in dataset.options)
+        return all(is_map_style(machine, option) for option in dataset.options)
     if isinstance(dataset, ExternalObject):
         return MAP_STYLE_DATASETS.match(dataset.name) is not None
     if isinstance(dataset, Instance):
@@ -378,9 +381,42 @@ def _is_map_style(machine: Machine, dataset: Value) -> bool:
 def evaluating_forwards(projection: Projection) -> Iterator[Event]:
     """Yield the forwards without gradients of the model that is trained: where DDP holds one, it is that one."""
     outside = "bare forward" if any(projection.of_kind("wrap")) else UNWRAPPED_FORWARD
-    for event in projection.in_course("ddp-forward", "training"):
-        if not event.gradients and (event.kind == "ddp-forward" or event.name == outside):
+    for event in forwards_without_gradients(projection):
+        if event.kind == "ddp-forward" or event.name == outside:
             yield event
+
+
+def forwards_without_gradients(projection: Projection) -> Iterator[Event]:
+    """Yield the forwards without gradients of any model."""
+    for event in projection.in_course("ddp-forward", "training"):
+        if not event.gradients and (event.kind == "ddp-forward" or event.name in _FORWARDS):
+            yield event
+
+
+def takes_all_data(projection: Projection, loop: LoopAround) -> bool:
+    """Return whether a loop goes over a whole loader, data set or folder: nothing in it counts what is enough."""
+    if not isinstance(loop.node, (ast.For, ast.AsyncFor)) or _is_left_by_count(loop.module, loop.node):
+        return False
+    iterated = loop.node.iter
+    if isinstance(iterated, ast.Call) and last_name(iterated.func) == "islice":
+        return False
+    data = any(is_map_style(projection.machine, value) for value in (loop.whole, loop.iterable))
+    return data or LISTED in tags_of(loop.iterable) or only_loader(projection, loop) is not None
+
+
+def _is_left_by_count(module: Module, loop: ast.For | ast.AsyncFor) -> bool:
+    """Return whether a loop ends after some turns, whatever they are: by a number that it counts, or at once."""
+    counters = {node.id for node in descend(loop.target) if isinstance(node, ast.Name)} | {
+        last_name(node.target) for node in module.index.within(loop, ast.AugAssign)
+    }
+    for leave in (*module.index.within(loop, ast.Break), *module.index.within(loop, ast.Return)):
+        around = list(itertools.takewhile(lambda node: node is not loop, module.ancestors(leave)))
+        if isinstance(leave, ast.Break) and any(isinstance(node, (ast.For, ast.While)) for node in around):
+            continue  # It leaves a loop inside.
+        tests = [node.test for node in around if isinstance(node, ast.If)]
+        if not tests or any(last_name(name) in counters for test in tests for name in descend(test)):
+            return True
+    return False
 
 
 def only_loader(projection: Projection, loop: LoopAround) -> Event | None:
