@@ -14,6 +14,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     SYNCHRONISED,
+    TRUE,
     UNIFORM,
     BoundMethod,
     Const,
@@ -30,6 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS, attribute
+from ddpdoctor.source.torch_model.ddp import UNKNOWN_OPTIONS
 
 # What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks.
 _FROM_BATCH = Unknown(varying=True, tags=frozenset({("batch", 0)}))
@@ -114,13 +116,24 @@ def has_several(trainer: Event) -> bool:
     return has_ranks(trainer) and (by_strategy or all_devices or _count(trainer) not in (None, 1))
 
 
-def searches_unused(trainer: Event) -> bool:
+def searches_unused(machine: Machine, trainer: Event) -> bool:
     """Return whether the strategy of a Trainer with several ranks may do without gradients of some parameters."""
-    strategy = trainer.named.get("strategy", NONE)
-    if isinstance(strategy, ExternalObject) or constant(strategy) is ...:
-        return True
-    name = constant(strategy)
-    return name is not None and name not in ("ddp", "auto", "ddp_find_unused_parameters_false")
+    options = options_of_ddp(machine, trainer.named.get("strategy", NONE))
+    told = (
+        constant(options[name]) is not False for name in ("find_unused_parameters", "static_graph") if name in options
+    )
+    return any(told) or _is_older_than_2(machine, trainer)  # Lightning 1 searches unless it is told not to.
+
+
+def options_of_ddp(machine: Machine, strategy: Value) -> Mapping[str, Value]:
+    """Return what a strategy hands on to DDP: by its name or by its object; every option where that is not known."""
+    name = strategy.name.rpartition(".")[2] if isinstance(strategy, ExternalObject) else constant(strategy)
+    made = machine.object(strategy) if isinstance(strategy, ExternalObject) else None
+    if made is not None and made.complete and name == "DDPStrategy":
+        return made.named
+    if name in (None, "ddp", "auto", "ddp_find_unused_parameters_false"):
+        return {}
+    return {"find_unused_parameters": TRUE} if name == "ddp_find_unused_parameters_true" else UNKNOWN_OPTIONS
 
 
 def _count(trainer: Event) -> int | None:
