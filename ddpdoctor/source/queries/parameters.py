@@ -157,7 +157,7 @@ def _lightning_fits(projection: Projection) -> Iterator[Event]:
     """Yield the trainings by a Trainer of Lightning that wraps its module in DDP and waits for all gradients."""
     for event in projection.in_course("collective"):
         trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        fits = event.name == "Trainer.fit" and trainer is not None and has_several(trainer)
+        fits = event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer)
         if fits and trainer is not None and not searches_unused(projection.machine, trainer):
             yield event
 

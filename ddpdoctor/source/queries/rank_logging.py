@@ -59,6 +59,7 @@ _REPORTING = regex(
 )
 # Hooks of Lightning that report on batches to evaluate on.
 _EVALUATES = regex(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
+_TRAINS = regex(r"(^|[._])(training|train)_(step|epoch_end|batch_end)$")
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -304,19 +305,30 @@ def _shares_pass(event: Event, others: Sequence[Event]) -> bool:
 
 
 def unreduced_logs(projection: Projection) -> Iterator[Event]:
-    """Yield what a module of Lightning logs of evaluation batches without ``sync_dist``, in a job of several ranks."""
+    """Yield what modules of Lightning log without ``sync_dist`` in a job of several ranks, that of evaluations first.
+
+    What only the progress bar shows of a training is a sign of life.
+    """
     machine = projection.machine
+    of_training: list[Event] = []
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
         if event.name != LOG or event.node in seen or not isinstance(event.receiver, Instance):
             continue
         trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)
         evaluates = any(_EVALUATES.search(frame.function) for frame in event.chain)
+        trains = any(_TRAINS.search(frame.function) for frame in event.chain)
+        kept = constant(event.named.get("logger", NONE)) is not False
         value = event.positional[0]
         parts = parts_of(value) if isinstance(value, DictValue) else (value,)
-        if trainer is not None and has_several(trainer) and evaluates and any(map(is_local, parts)):
-            seen.add(event.node)
+        if trainer is None or not has_several(machine, trainer) or not any(map(is_local, parts)):
+            continue
+        seen.add(event.node)
+        if evaluates:
             yield event
+        elif trains and kept:
+            of_training.append(event)
+    yield from of_training
 
 
 def _is_report(event: Event) -> bool:
