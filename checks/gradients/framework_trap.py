@@ -280,7 +280,7 @@ def undivided_loaders(projection: Projection) -> Iterator[Place]:
 
 def _trainers(projection: Projection) -> list[Event]:
     made = [event for event in projection.in_course("call") if event.name in TRAINERS]
-    return [one for one in made if has_several(one)]
+    return [one for one in made if has_several(projection.machine, one)]
 
 
 def state_of_one_rank(projection: Projection) -> Iterator[Place]:
@@ -364,7 +364,7 @@ def _own_values(projection: Projection, names: set[str]) -> Iterator[Place]:
         trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)
         name = event.node.args[0] if event.node.args else None
         named = isinstance(name, ast.Constant) and name.value in names
-        if named and trainer is not None and has_several(trainer) and is_local(event.positional[0]):
+        if named and trainer is not None and has_several(machine, trainer) and is_local(event.positional[0]):
             yield event.module, event.node
 
 

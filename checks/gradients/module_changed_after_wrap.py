@@ -237,7 +237,7 @@ def _fits_on_several(projection: Projection) -> Iterator[Event]:
     """Yield the calls of ``fit`` of Trainers with several ranks."""
     for event in projection.in_course("collective"):
         trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        if event.name == "Trainer.fit" and trainer is not None and has_several(trainer):
+        if event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer):
             yield event
 
 

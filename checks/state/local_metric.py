@@ -3,9 +3,9 @@
 What it finds
     A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
     in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
-    rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of it without
-    sync_dist=True. All places of a file become one finding. And a checkpoint that one rank writes or not by such a
-    value.
+    rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of batches
+    without sync_dist=True, but not for the progress bar alone. All places of a file become one finding. And a
+    checkpoint that one rank writes or not by such a value.
 
 Why it is bad
     Rank 0 sees one N-th of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -56,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     if logged:
         yield CHECK.finding(
             "source",
-            "each rank logs the result of its own part of the evaluation set, and rank 0's represents all"
+            "each rank logs results of its own batches, and rank 0's represent all"
             + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
             remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
             locations=tuple(event.location for event in logged),

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checks.launch import missing_rank_environment, missing_set_device
+from ddpdoctor.source.projection import project
+from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.script.script import LEVELS_DOWN, Script, exports, read_script
 
 SPAWNING = """
@@ -80,3 +82,33 @@ def test_files_far_below_and_what_is_no_text_are_passed_over(tmp_path: Path) -> 
     assert not exports(script, "MASTER_ADDR")
     (deep.parent / "run.sh").write_text("export MASTER_ADDR=localhost\n")
     assert exports(script, "MASTER_ADDR")
+
+
+TRAINER = """
+import lightning
+
+lightning.Trainer(accelerator="gpu").fit(lightning.LightningModule())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("run.sh", "torchrun --nproc_per_node=$DEVICES ../src/train.py --epochs 3", True),
+        ("job.slurm", "srun torchrun \\\n  --nnodes 2 \\\n  --nproc-per-node 4 \\\n  src/train.py", True),
+        ("README.md", "python -m torch.distributed.run --nproc_per_node gpu src/train.py", True),
+        ("launch.sh", "python3 -m torch.distributed.launch --use_env --nproc_per_node=8 $ROOT/src/train.py", True),
+        ("run.sh", "torchrun --nproc_per_node=1 src/train.py", False),
+        ("run.sh", "torchrun --nproc_per_node=2 src/other_train.py", False),
+        ("run.sh", "torchrun --nproc_per_node=2 src/train.py.old", False),
+        ("run.sh", "python src/train.py", False),
+        ("README.md", "Instead of torchrun, call python; train.py does the rest.", False),
+    ],
+)
+def test_a_trainer_that_a_launcher_starts_has_ranks(tmp_path: Path, name: str, line: str, found: bool) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    scripts = tmp_path if name == "README.md" else tmp_path / "scripts"
+    scripts.mkdir(exist_ok=True)
+    script = _script(tmp_path, TRAINER)
+    (scripts / name).write_text(f"# How to run\n\n{line}\n")
+    assert is_distributed(project(script)) is found

@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    as_written,
     by_rank,
     constant,
     derived,
@@ -84,6 +85,13 @@ def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[
     return context_function(machine, node, function)
 
 
+# Masks of the ranks of one number on all nodes. What one rank alone, or all others, have made differs from what is
+# outside, and a choice by it is theirs; these do the same on each node, whatever the rest of it does.
+_ONE_OF_EACH_NODE = frozenset(
+    sum(1 << rank for rank in RANKS if LOCAL_RANK[rank] == local) for local in set(LOCAL_RANK)
+)
+
+
 def _name(machine: Machine, node: ast.Name) -> Value:
     name = node.id
     frame = machine.frames[-1]
@@ -91,6 +99,8 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     known = names.get(name) if names is not None and name not in frame.globals else None
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
+    if kind is PerRank and machine.mask in _ONE_OF_EACH_NODE:
+        return as_written(value, machine.mask)  # type: ignore[arg-type]
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
 
 

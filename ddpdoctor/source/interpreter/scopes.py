@@ -25,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     is_too_large,
     join,
     on_rank,
+    partly_written,
     per_rank,
 )
 from ddpdoctor.source.script.module import Module
@@ -134,7 +135,7 @@ class Store:
         if ranks != ALL_RANKS:
             old = self.get(owner, name)
             if old is not None and old != value:
-                value = per_rank([on_rank(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
+                value = partly_written(value, old, ranks)
         self.write((owner, name), value)
 
     def names(self, owner: int) -> tuple[str, ...]:

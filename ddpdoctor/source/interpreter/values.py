@@ -209,6 +209,20 @@ def per_rank(values: Sequence[Value], guessed: bool = False) -> Value:
     return PerRank(tuple(_vary(value) for value in values), guessed)
 
 
+def partly_written(value: Value, old: Value, ranks: int) -> Value:
+    """Return what a name holds that the ranks of a mask gave a value; as_written gives it back as it was made."""
+    lanes = per_rank([on_rank(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
+    if isinstance(lanes, PerRank) and isinstance(value, Unknown) and not value.varying:
+        lanes.__dict__["written"] = (ranks, value)
+    return lanes
+
+
+def as_written(value: PerRank, ranks: int) -> Value:
+    """Return a value as the ranks of a mask have it, where these, or more, have written it together."""
+    writers, written = value.__dict__.get("written", (0, value))
+    return value if ranks & ~writers else written
+
+
 def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
     """Apply a function of plain values on every rank."""
     for value in inputs:

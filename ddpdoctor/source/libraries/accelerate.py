@@ -10,6 +10,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NONE,
     OPAQUE,
     External,
     ExternalObject,
@@ -22,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, is_loader, prepared_loader
-from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.torch_model.ddp import PASSED_ON, UNKNOWN_OPTIONS, wrap
 from ddpdoctor.source.vocabulary import DDP, MODULE
 
 DEEPEST = 10
@@ -38,8 +39,9 @@ def method(
         return None
     if name in {"prepare", "prepare_model", "prepare_data_loader"}:
         names = _argument_names(node)
+        options = _options_of_ddp(machine, receiver)
         prepared = [
-            _prepared(machine, node, value, names[index] if index < len(names) else "")
+            _prepared(machine, node, value, names[index] if index < len(names) else "", options)
             for index, value in enumerate(positional)
         ]
         return prepared[0] if len(prepared) == 1 else SequenceValue(tuple(prepared)) if prepared else OPAQUE
@@ -56,12 +58,31 @@ def _argument_names(node: ast.AST) -> list[str]:
     return [ast.unparse(argument).rpartition(".")[2] for argument in node.args]
 
 
-def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
+def _options_of_ddp(machine: Machine, accelerator: ExternalObject) -> Mapping[str, Value]:
+    """Return what an Accelerator hands on to DDP; every option where its handlers, or which they are, are not known."""
+    made = machine.object(accelerator)
+    if made is None or not made.complete:
+        return UNKNOWN_OPTIONS
+    handlers = made.named.get("kwargs_handlers", NONE)
+    listed = handlers.values if isinstance(handlers, SequenceValue) and not handlers.open else (handlers,)
+    if any(not isinstance(handler, ExternalObject) and handler != NONE for handler in listed):
+        return UNKNOWN_OPTIONS
+    options: dict[str, Value] = {}
+    for handler in listed:
+        if isinstance(handler, ExternalObject) and handler.name.endswith(".DistributedDataParallelKwargs"):
+            given = machine.object(handler)
+            if given is None or not given.complete:
+                return UNKNOWN_OPTIONS
+            options |= dict(zip(PASSED_ON, given.positional, strict=False)) | dict(given.named)
+    return options
+
+
+def _prepared(machine: Machine, node: ast.AST, value: Value, name: str, options: Mapping[str, Value]) -> Value:
     if is_loader(value):
         return prepared_loader(machine, node, value, name)
     if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
-        return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
+        return wrap(machine, node, [value], options, True, number=machine.object_number((node, name)))
     machine.prepared.update(one.number for one in options_of(value) if isinstance(one, ExternalObject))
     return value
 

@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
+from ddpdoctor.source.libraries.lightning import options_of_ddp
 from ddpdoctor.source.libraries.rank_attributes import prepared_loader
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import FABRICS
@@ -65,7 +66,7 @@ def _wrapped(machine: Machine, node: ast.AST, fabric: ExternalObject, model: Val
         return model
     number = machine.object_number((node, "setup"))
     machine.handing_on.add(number)
-    return wrap(machine, node, [model], {}, True, number=number)
+    return wrap(machine, node, [model], options_of_ddp(machine, strategy), True, number=number)
 
 
 def _is_other(strategy: Value) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event
@@ -14,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     SYNCHRONISED,
+    TRUE,
     UNIFORM,
     BoundMethod,
     Const,
@@ -30,6 +32,9 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS, attribute
+from ddpdoctor.source.script.launch_facts import offered
+from ddpdoctor.source.script.script import is_started_on_several
+from ddpdoctor.source.torch_model.ddp import UNKNOWN_OPTIONS
 
 # What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks.
 _FROM_BATCH = Unknown(varying=True, tags=frozenset({("batch", 0)}))
@@ -43,6 +48,8 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
 MODULES = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
 # Options of a Trainer that say how several ranks work together, the older ones last.
 _STRATEGIES = ("strategy", "accelerator", "distributed_backend")
+# In the names of strategies that do not run the script on each rank.
+_OF_ONE_PROCESS = regex(r"spawn|notebook|fork|^dp$")
 # Options of a Trainer that leave the division of the data to the script, of Lightning 2 and of those before.
 _DIVIDES = ("use_distributed_sampler", "replace_sampler_ddp")
 # What the loaders of a stage are called, where it is not the stage's own name.
@@ -69,7 +76,7 @@ def method(
         return _of_module(machine, node, receiver, name, positional, named)
     if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:
         made = machine.object(receiver)
-        if has_ranks(made) and not (name == "save_checkpoint" and _is_older_than_2(machine, made)):
+        if has_ranks(machine, made) and not (name == "save_checkpoint" and _is_older_than_2(machine, made)):
             machine.emit("collective", f"Trainer.{name}", node, positional, named, receiver=receiver, in_tree=True)
             if name in _STAGES:
                 _run_hooks(machine, node, receiver, name, positional, named)
@@ -95,46 +102,79 @@ def _is_older_than_2(machine: Machine, trainer: Event | None) -> bool:
     )
 
 
-def has_ranks(trainer: Event | None) -> bool:
+def has_ranks(machine: Machine, trainer: Event | None) -> bool:
     """Return whether a Trainer may have several ranks that all run the script: it is not set to use one device."""
-    if trainer is None or trainer.conditions:
+    if trainer is None:
         return False
     strategy = constant(trainer.named.get("strategy", NONE))
-    if isinstance(strategy, str) and re.search(r"spawn|notebook|fork|^dp$|single", strategy):
+    if isinstance(strategy, str) and (_OF_ONE_PROCESS.search(strategy) or re.search("single", strategy)):
         return False
-    return _count(trainer) != 1
+    return set(_counts(machine, trainer)) != {1}
 
 
-def has_several(trainer: Event) -> bool:
-    """Return whether a Trainer is set to use several ranks, be it where a setting asks for more than one device."""
-    options = [option for name in _STRATEGIES for option in options_of(trainer.named.get(name, NONE))]
-    names = [option.name if isinstance(option, ExternalObject) else constant(option) for option in options]
-    by_strategy = any(isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.I) for name in names)
+def has_several(machine: Machine, trainer: Event) -> bool:
+    """Return whether a Trainer is set to use several ranks, be it where a setting asks for more than one device.
+
+    Of an option of the command line, by what it offers or by its default; of no setting, by the launcher of a file.
+    """
+    if not has_ranks(machine, trainer):
+        return False
+    names = [name for key in _STRATEGIES for name in _offered(machine, trainer.named.get(key, NONE))]
+    by_strategy = any(
+        isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.I) and not _OF_ONE_PROCESS.search(name)
+        for name in names
+    )
     all_devices = ("device-count", 0) in tags_of(trainer.named.get("devices", NONE))
-    return has_ranks(trainer) and (by_strategy or all_devices or _count(trainer) not in (None, 1))
+    counts = set(_counts(machine, trainer))
+    started = counts == {None} and is_started_on_several(machine.script)
+    return by_strategy or all_devices or started or bool(counts - {None, 1})
 
 
-def searches_unused(trainer: Event) -> bool:
+def _offered(machine: Machine, value: Value) -> Iterator[object]:
+    """Yield what a setting may be: constants, and names of objects; those that an option offers, or its default."""
+    for option in options_of(value):
+        holder = option.receiver if isinstance(option, BoundMethod) else None
+        if (
+            isinstance(option, BoundMethod)
+            and isinstance(holder, ExternalObject)
+            and holder.name == "argparse.Namespace"
+        ):
+            yield from offered(machine.script.modules, option.name)
+        else:
+            yield option.name if isinstance(option, ExternalObject) else constant(option)
+
+
+def searches_unused(machine: Machine, trainer: Event) -> bool:
     """Return whether the strategy of a Trainer with several ranks may do without gradients of some parameters."""
-    strategy = trainer.named.get("strategy", NONE)
-    if isinstance(strategy, ExternalObject) or constant(strategy) is ...:
-        return True
-    name = constant(strategy)
-    return name is not None and name not in ("ddp", "auto", "ddp_find_unused_parameters_false")
+    options = options_of_ddp(machine, trainer.named.get("strategy", NONE))
+    told = (
+        constant(options[name]) is not False for name in ("find_unused_parameters", "static_graph") if name in options
+    )
+    return any(told) or _is_older_than_2(machine, trainer)  # Lightning 1 searches unless it is told not to.
 
 
-def _count(trainer: Event) -> int | None:
-    """Return how many ranks a Trainer is set to use: -1 for all that there are, None where it is not known."""
-    nodes = constant(trainer.named.get("num_nodes", Const(1)))
-    given = trainer.named.get("devices", trainer.named.get("gpus"))
-    devices = constant(given) if given is not None else None
-    if isinstance(given, SequenceValue) and not given.open:
-        devices = len(given.values)
-    if isinstance(devices, str):
-        devices = int(devices) if devices.lstrip("-").isdigit() else -1 if devices == "auto" else None
-    if not isinstance(devices, int) or not isinstance(nodes, int):
-        return None
-    return devices if devices < 0 else devices * nodes
+def options_of_ddp(machine: Machine, strategy: Value) -> Mapping[str, Value]:
+    """Return what a strategy hands on to DDP: by its name or by its object; every option where that is not known."""
+    name = strategy.name.rpartition(".")[2] if isinstance(strategy, ExternalObject) else constant(strategy)
+    made = machine.object(strategy) if isinstance(strategy, ExternalObject) else None
+    if made is not None and made.complete and name == "DDPStrategy":
+        return made.named
+    if name in (None, "ddp", "auto", "ddp_find_unused_parameters_false"):
+        return {}
+    return {"find_unused_parameters": TRUE} if name == "ddp_find_unused_parameters_true" else UNKNOWN_OPTIONS
+
+
+def _counts(machine: Machine, trainer: Event) -> Iterator[int | None]:
+    """Yield how many ranks a Trainer may be set to use: -1 for all that there are, None where it is not known."""
+    given = trainer.named.get("devices", trainer.named.get("gpus", NONE))
+    several = [len(given.values)] if isinstance(given, SequenceValue) and not given.open else _offered(machine, given)
+    for nodes, devices in product(_offered(machine, trainer.named.get("num_nodes", Const(1))), several):
+        if isinstance(devices, str):
+            devices = int(devices) if devices.lstrip("-").isdigit() else -1 if devices == "auto" else None
+        if not isinstance(devices, int) or not isinstance(nodes, int):
+            yield None
+        else:
+            yield devices if devices < 0 else devices * nodes
 
 
 def _of_module(

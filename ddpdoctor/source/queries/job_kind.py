@@ -13,7 +13,14 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant
 from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.script.launch_facts import declared_options, launches, reads_launcher_rank, tests_for_gpu
+from ddpdoctor.source.script.launch_facts import (
+    declared_options,
+    destination,
+    launches,
+    reads_launcher_rank,
+    spellings,
+    tests_for_gpu,
+)
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name, once
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
@@ -113,7 +120,7 @@ def _is_alone(init: Event) -> bool:
 def joins_by_framework(projection: Projection) -> bool:
     """Return whether a framework makes the process group of a job."""
     joins = any(
-        event.name in _JOINING or (event.name in TRAINERS and has_several(event))
+        event.name in _JOINING or (event.name in TRAINERS and has_several(projection.machine, event))
         for event in projection.of_kind("object", "call")
     )
     return joins or _trains_what_a_launcher_started(projection)
@@ -474,8 +481,8 @@ def rank_options(script: Script) -> tuple[str, ...]:
         if module.resolve(call.func) == "torch.distributed.init_process_group"
         and (value := keyword(call, "rank")) is not None
     }
-    declared = [call for call in _declared(script) if _destination(call) in names - {""}]
-    return tuple(sorted({spelling for call in declared for spelling in _spellings(call)}))
+    declared = [call for call in _declared(script) if destination(call) in names - {""}]
+    return tuple(sorted({spelling for call in declared for spelling in spellings(call)}))
 
 
 def _is_chosen(script: Script, module: Module, call: ast.Call, arguments: Sequence[str]) -> bool:
@@ -496,7 +503,7 @@ def _alternatives(test: ast.expr) -> Sequence[ast.expr]:
 def _flag(declared: ast.Call) -> str:
     """Return the attribute that a ``store_true`` option sets; empty for other options."""
     action = keyword(declared, "action")
-    return _destination(declared) if isinstance(action, ast.Constant) and action.value == "store_true" else ""
+    return destination(declared) if isinstance(action, ast.Constant) and action.value == "store_true" else ""
 
 
 def _declared(script: Script) -> Iterator[ast.Call]:
@@ -504,21 +511,8 @@ def _declared(script: Script) -> Iterator[ast.Call]:
         yield from declared_options(module)
 
 
-def _spellings(declared: ast.Call) -> list[str]:
-    names = [entry.value for entry in declared.args if isinstance(entry, ast.Constant)]
-    return [name for name in names if isinstance(name, str)]
-
-
-def _destination(declared: ast.Call) -> str:
-    named = keyword(declared, "dest")
-    if isinstance(named, ast.Constant) and isinstance(named.value, str):
-        return named.value
-    names = sorted(_spellings(declared), key=lambda name: not name.startswith("--"))
-    return names[0].lstrip("-").replace("-", "_") if names else ""
-
-
 def _given(declared: ast.Call, arguments: Sequence[str]) -> bool:
-    return any(name in arguments for name in _spellings(declared))
+    return any(name in arguments for name in spellings(declared))
 
 
 def _asked(call: ast.Call, name: str) -> tuple[ast.expr, str] | None:
@@ -537,9 +531,9 @@ def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> 
     Those with the word ``wanted`` are left out where a condition tests for a GPU first.
     """
     for declared in _declared(script):
-        if _destination(declared) == name:
+        if destination(declared) == name:
             default = keyword(declared, "default")
-            given = _value(_spellings(declared), arguments)
+            given = _value(spellings(declared), arguments)
             if given:
                 yield given.lower()
             elif default is not None and _text(default):

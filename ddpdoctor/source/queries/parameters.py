@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ddpdoctor.check import Verdict
 from ddpdoctor.files import regex
@@ -23,12 +23,13 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     options_of,
+    parts_of,
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.torch_model.buffers import parts_of_module
+from ddpdoctor.source.torch_model.buffers import MAXIMUM_PARTS, parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
 HAS_PARAMETERS = regex(
@@ -54,11 +55,13 @@ _ENTERED = frozenset({"forward", "__call__", "__init__", "training_step"})
 def unused_parts(projection: Projection) -> Iterator[Verdict]:
     """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
+    left = set[tuple[ast.ClassDef, str]]()
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
     for wrap in (*demanding, *_lightning_fits(projection), *searching):
         hidden = wrap in searching
         frozen = _frozen_before(projection, wrap)
+        found: list[tuple[Instance, list[str], bool]] = []
         for part in _modules_of(machine, wrap):
             if part.cls.node in seen or part.number in frozen:
                 continue
@@ -70,12 +73,37 @@ def unused_parts(projection: Projection) -> Iterator[Verdict]:
             ]
             unused = [name for name in held if not _is_used(machine, part, name)]
             teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
+            left |= {(part.cls.node, name) for name in (*unused, *teaching)}
             # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
             teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
-            for names in filter(None, (() if hidden else unused, teaching)):
-                places = tuple(_places(machine, part, names))
-                owner = part.cls.node.name
-                yield _unused(wrap, owner, names, places, is_run=names is teaching, is_hidden=hidden)
+            found += [(part, [] if hidden else unused, False), (part, teaching, True)]
+        reached = _layers_in(machine, _module_of(wrap), left) if any(names for _, names, _ in found) else set()
+        for part, names, is_run in found:
+            own = [name for name in names if _layers_in(machine, machine.store.get(part.number, name)) - reached]
+            if own:
+                places = tuple(_places(machine, part, own))
+                yield _unused(wrap, part.cls.node.name, own, places, is_run=is_run, is_hidden=hidden)
+
+
+def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.ClassDef, str]] = frozenset()) -> set[int]:
+    """Return the numbers of the layers with parameters in all that a module holds, or was handed.
+
+    ``left`` has the attributes of classes that are not gone into: nothing comes to a layer by them.
+    """
+    waiting, seen, found = [module], set[int](), set[int]()
+    while waiting and len(seen) < MAXIMUM_PARTS:
+        value = waiting.pop()
+        if not isinstance(value, (Instance, ExternalObject)):
+            waiting.extend(parts_of(value) if value is not None else ())
+        elif value.number not in seen:
+            seen.add(value.number)
+            if isinstance(value, Instance):
+                names = (name for name in machine.store.names(value.number) if (value.cls.node, name) not in left)
+                waiting.extend(machine.store.get(value.number, name) for name in names)
+            elif (made := machine.object(value)) is not None:
+                waiting.extend((*made.positional, *made.named.values()))
+                found |= {value.number} if HAS_PARAMETERS.search(value.name) else set()
+    return found
 
 
 def _unused(
@@ -129,8 +157,8 @@ def _lightning_fits(projection: Projection) -> Iterator[Event]:
     """Yield the trainings by a Trainer of Lightning that wraps its module in DDP and waits for all gradients."""
     for event in projection.in_course("collective"):
         trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        fits = event.name == "Trainer.fit" and trainer is not None and has_several(trainer)
-        if fits and trainer is not None and not searches_unused(trainer):
+        fits = event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer)
+        if fits and trainer is not None and not searches_unused(projection.machine, trainer):
             yield event
 
 
@@ -162,12 +190,16 @@ def _demands_all(wrap: Event) -> bool:
 
 def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
     """Yield the project's modules in a wrapped module; none if the module itself is not certain."""
-    module = wrap.argument("model" if wrap.name == "Trainer.fit" else "module", 0)
+    module = _module_of(wrap)
     if module is None or len(list(options_of(module))) != 1:
         return
     for part in parts_of_module(machine, module):
         if isinstance(part, Instance) and _is_readable(machine, part.cls):
             yield part
+
+
+def _module_of(wrap: Event) -> Value | None:
+    return wrap.argument("model" if wrap.name == "Trainer.fit" else "module", 0)
 
 
 def _is_readable(machine: Machine, cls: ProjectClass) -> bool:

@@ -34,6 +34,7 @@ from ddpdoctor.source.queries.training_loops import division, feedings, sampler_
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
+from ddpdoctor.source.vocabulary import DATA_LOADER
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 # Functions that open a run of a tracker; `aim.Run` and the like are objects.
@@ -59,6 +60,7 @@ _REPORTING = regex(
 )
 # Hooks of Lightning that report on batches to evaluate on.
 _EVALUATES = regex(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
+_TRAINS = regex(r"(^|[._])(training|train)_(step|epoch_end|batch_end)$")
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -208,10 +210,10 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         said = [value for value in parts if is_local(value) and not _may_be_agreed(projection, value)]
         if not said:
             continue
-        in_pass = any(map(_is_over_batches, event.loops))
+        in_pass = any(_is_over_batches(loop, said) for loop in event.loops)
         if event.ranks in FIRST_RANKS or _is_of_first_rank(event):
             of_these = [one for one in reducing if _may_reduce(one, said)]
-            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these))
+            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these, said))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
             alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
@@ -297,26 +299,37 @@ def _reduces_metric(event: Event) -> bool:
     return _REDUCING.search(event.name) is not None and ".grad" not in event.module.excerpt(event.node, 1_000)
 
 
-def _shares_pass(event: Event, others: Sequence[Event]) -> bool:
-    """Return whether one of some events happens in the same loop over batches as an event."""
-    loops = {loop.node for loop in event.loops if _is_over_batches(loop)}
+def _shares_pass(event: Event, others: Sequence[Event], values: Sequence[Value]) -> bool:
+    """Return whether one of some events happens in the same loop over the batches of some values as an event."""
+    loops = {loop.node for loop in event.loops if _is_over_batches(loop, values)}
     return any(loop.node in loops for other in others for loop in other.loops)
 
 
 def unreduced_logs(projection: Projection) -> Iterator[Event]:
-    """Yield what a module of Lightning logs of evaluation batches without ``sync_dist``, in a job of several ranks."""
+    """Yield what modules of Lightning log without ``sync_dist`` in a job of several ranks, that of evaluations first.
+
+    What only the progress bar shows of a training is a sign of life.
+    """
     machine = projection.machine
+    of_training: list[Event] = []
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
         if event.name != LOG or event.node in seen or not isinstance(event.receiver, Instance):
             continue
         trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)
         evaluates = any(_EVALUATES.search(frame.function) for frame in event.chain)
+        trains = any(_TRAINS.search(frame.function) for frame in event.chain)
+        kept = constant(event.named.get("logger", NONE)) is not False
         value = event.positional[0]
         parts = parts_of(value) if isinstance(value, DictValue) else (value,)
-        if trainer is not None and has_several(trainer) and evaluates and any(map(is_local, parts)):
-            seen.add(event.node)
+        if trainer is None or not has_several(machine, trainer) or not any(map(is_local, parts)):
+            continue
+        seen.add(event.node)
+        if evaluates:
             yield event
+        elif trains and kept:
+            of_training.append(event)
+    yield from of_training
 
 
 def _is_report(event: Event) -> bool:
@@ -401,8 +414,14 @@ def _gives_all(projection: Projection, loader: Event | None) -> bool:
     return whole and data != NONE and not is_varying(data) and not takes_own_part(projection.machine, data)
 
 
-def _is_over_batches(loop: LoopAround) -> bool:
+def _is_over_batches(loop: LoopAround, values: Sequence[Value]) -> bool:
+    """Return whether a loop goes over the batches that some values come from; not that over what was made of them.
+
+    Of a loader that is not known, or a value of which no batch is known, it may be that one.
+    """
+    numbers = {number for value in values for kind, number in tags_of(value) if kind == "batch"}
     return any(
-        isinstance(option, ExternalObject) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
+        (isinstance(option, ExternalObject) and (option.name != DATA_LOADER or not numbers or option.number in numbers))
+        or any(kind == "loader" and (not numbers or number in numbers) for kind, number in tags_of(option))
         for option in options_of(loop.iterable)
     )

@@ -84,6 +84,33 @@ def declared_options(module: Module) -> Iterator[ast.Call]:
             yield from (call for call in module.calls_by_name.get(target.id, ()) if isinstance(call.func, ast.Name))
 
 
+def destination(declared: ast.Call) -> str:
+    """Return the attribute that holds an option's value; empty where its name is not known."""
+    for entry in declared.keywords:
+        if entry.arg == "dest" and isinstance(entry.value, ast.Constant) and isinstance(entry.value.value, str):
+            return entry.value.value
+    names = sorted(spellings(declared), key=lambda name: not name.startswith("--"))
+    return names[0].lstrip("-").replace("-", "_") if names else ""
+
+
+def spellings(declared: ast.Call) -> list[str]:
+    """Return the names by which an option may be given."""
+    names = [entry.value for entry in declared.args if isinstance(entry, ast.Constant)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def offered(modules: Sequence[Module], name: str) -> Iterator[object]:
+    """Yield the values that options of a name let the user choose, and their defaults, where they are literal."""
+    for module in modules:
+        for declared in declared_options(module):
+            for entry in declared.keywords if destination(declared) == name else ():
+                try:
+                    value = ast.literal_eval(entry.value) if entry.arg in ("choices", "default") else ()
+                except ValueError:
+                    continue
+                yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
 def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
     """Yield calls of a module that start ranks, under whatever condition."""
     if not any(word in module.text for word in _STARTING_WORDS):

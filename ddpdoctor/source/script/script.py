@@ -601,14 +601,25 @@ def is_started_by_old_launcher(script: Script) -> bool:
 
     Not under ``--use_env``.
     """
+    commands = _commands(script, r"torch\.distributed\.launch\b")
+    return any("--use_env" not in command and "--use-env" not in command for command in commands)
+
+
+@once
+def is_started_on_several(script: Script) -> bool:
+    """Return whether a file starts the script by torch's launcher with several processes, or a number from outside."""
+    commands = _commands(script, r"(torchrun|torch\.distributed\.(launch|run))\b")
+    return any(re.search(r"--(nproc[_-]per[_-]node|nnodes)[=\s]+(?!1\b)", command) for command in commands)
+
+
+def _commands(script: Script, launcher: str) -> Iterator[str]:
+    """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path
-    name = re.escape(entry.name)
-    command = rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])"
-    return any(
-        "--use_env" not in match[0] and "--use-env" not in match[0] and _means(match[0].split()[-1], path, entry)
-        for path, text in _texts(script.root)
-        for match in re.finditer(command, text)
-    )
+    command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/]{re.escape(entry.name)}(?![\w.])"
+    for path, text in _texts(script.root):
+        for match in re.finditer(command, text):
+            if _means(match[0].split()[-1], path, entry):
+                yield match[0]
 
 
 def _means(written: str, file: Path, entry: Path) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import bound_to
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
+    OPAQUE,
     UNIFORM,
     Const,
     ExternalObject,
@@ -31,12 +33,20 @@ from ddpdoctor.source.vocabulary import DDP, ENGINE
 SHARDED_TAGS = ("sharded", "parallel")
 """Kinds of the tags of what came out of a model that is sharded over all ranks, with data of their own or the same."""
 
+PASSED_ON = (
+    *("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "check_reduction"),
+    *("gradient_as_bucket_view", "static_graph"),
+)
+"""Options that frameworks hand on to DDP, in the order in which Accelerate takes them."""
+UNKNOWN_OPTIONS: Mapping[str, Value] = dict.fromkeys(PASSED_ON, OPAQUE)
+"""The options of a framework that sets them where it was not followed."""
+
 
 def wrap(
     machine: Machine,
     node: ast.AST,
     positional: list[Value],
-    named: dict[str, Value],
+    named: Mapping[str, Value],
     complete: bool,
     *,
     number: int = 0,
