@@ -399,7 +399,8 @@ def _listed(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
 def _opened(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Return a file, whose content does not come from the time or the random number that its name is made of."""
     result = derived([*positional, *named.values()])
-    return Unknown(result.varying, False, frozenset(tag for tag in origins_kept(result) if tag[0] not in _OF_NAMES))
+    kept = origins_kept(result) | (result.tags & {SHARE})
+    return Unknown(result.varying, False, frozenset(tag for tag in kept if tag[0] not in _OF_NAMES))
 
 
 def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -486,7 +487,7 @@ def origins_kept(value: Unknown) -> frozenset[Tag]:
     """Return the origins of its arguments that the result of a call which cannot be read keeps."""
     if not value.tags:
         return value.tags
-    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare" or tag == SHARE)
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
 
 
 def _is_zip(value: SequenceValue) -> bool:
