@@ -44,6 +44,24 @@ def batches_remedy(sampler: str) -> str:
     )
 
 
+def samples_remedy(sampler: str, order: str) -> str:
+    """Return the remedy for a loader with a sampler of this class, or with torch's own order, as it was asked for."""
+    if sampler == "DistributedSampler":
+        return (
+            "Let DistributedSampler take the rank and the number of ranks from the process group, as it does by "
+            "default."
+        )
+    if sampler in {"", "SequentialSampler", "RandomSampler"}:
+        return (
+            f"Give it sampler=DistributedSampler(dataset) instead of {order}, and call sampler.set_epoch(epoch) before "
+            "each epoch."
+        )
+    return (
+        f"Let `{sampler}` draw alike on all ranks, by a generator that is seeded with the epoch, and deal out what it "
+        "draws: list(sampler)[rank : len(sampler) // world_size * world_size : world_size]."
+    )
+
+
 # Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
 

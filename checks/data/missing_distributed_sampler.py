@@ -34,7 +34,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
+from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs, samples_remedy
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
@@ -88,8 +88,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
             remedy=batches_remedy(made if made in OF_TORCH else "the batch sampler")
             if own_batches
-            else "Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
-            "sampler.set_epoch(epoch) before each epoch.",
+            else _remedy_of_samples(loader),
             locations=loader.location,
             evidence=(_reaches(backward, through),),
         )
@@ -104,6 +103,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
         )
     yield from alike_readers(projection)
+
+
+def _remedy_of_samples(loader: Event) -> str:
+    sampler = loader.argument("sampler", 3) or NONE
+    if constant(sampler) is None:
+        return samples_remedy("", "shuffle=True")
+    made = sampler.name.rpartition(".")[2] if isinstance(sampler, ExternalObject) else ""
+    name = made or (sampler.cls.node.name if isinstance(sampler, Instance) else "sampler")
+    return samples_remedy(name, f"`{name}`")
 
 
 def _reaches(backward: Event, through: str) -> Fact:

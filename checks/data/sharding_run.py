@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.checks.data.epochs_source import batches_remedy
+from ddpdoctor.checks.data.epochs_source import batches_remedy, samples_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
     compare_samples,
@@ -97,8 +97,7 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
         if shards
         else batches_remedy(sampler)
         if loader.loaders[0].own_batches
-        else "Give the loader sampler=DistributedSampler(dataset, shuffle=…) instead of shuffle=…, and call "
-        "sampler.set_epoch(epoch) before every epoch.",
+        else samples_remedy(loader.loaders[0].sampler_type or "", "shuffle=…"),
     )
 
 
