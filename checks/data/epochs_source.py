@@ -44,12 +44,15 @@ def batches_remedy(sampler: str) -> str:
     )
 
 
-def samples_remedy(sampler: str, order: str) -> str:
-    """Return the remedy for a loader with a sampler of this class, or with torch's own order, as it was asked for."""
-    if sampler == "DistributedSampler":
+def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
+    """Return the remedy for a loader with a sampler of this class, or with torch's own order, as it was asked for.
+
+    ``divides`` says that the sampler divides, as it was told, and not by the rank.
+    """
+    if divides:
         return (
-            "Let DistributedSampler take the rank and the number of ranks from the process group, as it does by "
-            "default."
+            f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
+            "from the process group by default."
         )
     if sampler in {"", "SequentialSampler", "RandomSampler"}:
         return (

@@ -108,10 +108,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 def _remedy_of_samples(loader: Event) -> str:
     sampler = loader.argument("sampler", 3) or NONE
     if constant(sampler) is None:
-        return samples_remedy("", "shuffle=True")
+        return samples_remedy("", "shuffle=True", divides=False)
     made = sampler.name.rpartition(".")[2] if isinstance(sampler, ExternalObject) else ""
     name = made or (sampler.cls.node.name if isinstance(sampler, Instance) else "sampler")
-    return samples_remedy(name, f"`{name}`")
+    return samples_remedy(name, f"`{name}`", divides=made == DISTRIBUTED_SAMPLER.rpartition(".")[2])
 
 
 def _reaches(backward: Event, through: str) -> Fact:

@@ -90,14 +90,9 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
             ),
             ("the samples behind equal indices were fetched on every rank and are equal", loader.location),
         ),
-        remedy=(
-            f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
-            "from the process group by default."
-        )
-        if shards
-        else batches_remedy(sampler)
-        if loader.loaders[0].own_batches
-        else samples_remedy(loader.loaders[0].sampler_type or "", "shuffle=…"),
+        remedy=batches_remedy(sampler)
+        if loader.loaders[0].own_batches and not shards
+        else samples_remedy(loader.loaders[0].sampler_type or "", "shuffle=…", divides=shards),
     )
 
 

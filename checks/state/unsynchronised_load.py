@@ -63,15 +63,7 @@ CHECK = Check(
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     subjects=("job",),
     triggers=(
-        "save",
-        "open",
-        "write_text",
-        "write_bytes",
-        "to_csv",
-        "to_parquet",
-        "dump",
-        "shutil",
-        "FileHandler",
+        *("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil", "FileHandler"),
         "memmap",
     ),
 )

@@ -30,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
-    as_written,
+    as_made,
     by_rank,
     constant,
     derived,
@@ -99,8 +99,8 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     known = names.get(name) if names is not None and name not in frame.globals else None
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
-    if kind is PerRank and machine.mask in _ONE_OF_EACH_NODE:
-        return as_written(value, machine.mask)  # type: ignore[arg-type]
+    if isinstance(value, PerRank) and machine.mask in _ONE_OF_EACH_NODE:
+        return as_made(value, machine.mask)
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
 
 

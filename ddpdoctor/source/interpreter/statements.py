@@ -35,8 +35,11 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
-from ddpdoctor.source.script.module import descend, innermost_argument, last_name
+from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.vocabulary import SAME_ITEMS
 
+# Functions that give every item of their first argument, or as many numbers.
+_EVERY_ITEM = SAME_ITEMS - {"zip", "next"} | {"sorted", "range", "len"}
 # Name of a flag that is set in a job with ranks.
 _HAS_RANKS = regex(r"^(is_|use_)?(distributed|ddp)$")
 
@@ -101,7 +104,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     start = machine.mask
     machine.mask &= ~empty
     if machine.mask:
-        whole = machine.held(innermost_argument(statement.iter))
+        whole = machine.held(_gone_over(statement.iter))
         around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns), whole)
         own = own_iterable(machine, statement.iter, iterable)
 
@@ -132,6 +135,16 @@ def _feeds_a_model(machine: Machine, loop: ast.For | ast.AsyncFor) -> bool:
     models = (machine.held(part) for call in calls for part in (call.func, *call.args))
     trains = any(last_name(call.func) in machine.mentions.synchronising | {"backward"} for call in calls)
     return trains and any(map(machine.is_parallel, models))
+
+
+def _gone_over(iterable: ast.expr) -> ast.expr:
+    """Return that of which calls around it give every item, or the number: ``x`` of ``enumerate(tqdm(x))``.
+
+    What is drawn from it, cut, or laid beside something else may be less.
+    """
+    while isinstance(iterable, ast.Call) and iterable.args and last_name(iterable.func) in _EVERY_ITEM:
+        iterable = iterable.args[0]
+    return iterable
 
 
 def _is_unread(iterated: ast.expr, item: Value) -> bool:

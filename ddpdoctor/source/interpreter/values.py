@@ -210,17 +210,20 @@ def per_rank(values: Sequence[Value], guessed: bool = False) -> Value:
 
 
 def partly_written(value: Value, old: Value, ranks: int) -> Value:
-    """Return what a name holds that the ranks of a mask gave a value; as_written gives it back as it was made."""
+    """Return what a name holds that the ranks of a mask gave a value.
+
+    Beside the lanes it keeps the value as it was made: these ranks made the same, though it differs from the rest's.
+    """
     lanes = per_rank([on_rank(value if ranks >> rank & 1 else old, rank) for rank in RANKS])
     if isinstance(lanes, PerRank) and isinstance(value, Unknown) and not value.varying:
-        lanes.__dict__["written"] = (ranks, value)
+        lanes.__dict__["made"] = (ranks, value)
     return lanes
 
 
-def as_written(value: PerRank, ranks: int) -> Value:
-    """Return a value as the ranks of a mask have it, where these, or more, have written it together."""
-    writers, written = value.__dict__.get("written", (0, value))
-    return value if ranks & ~writers else written
+def as_made(value: PerRank, ranks: int) -> Value:
+    """Return a value as the ranks of a mask have it, where these, or more, have made it together."""
+    makers, made = value.__dict__.get("made", (0, value))
+    return value if ranks & ~makers else made
 
 
 def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:

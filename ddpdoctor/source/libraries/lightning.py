@@ -256,7 +256,10 @@ def _ask_for_data(
 
 
 def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
-    """Run on the first rank alone what Lightning runs once a node, before any rank's ``setup``."""
+    """Run on the first rank alone what Lightning runs once a node, before any rank's ``setup``.
+
+    That the nodes do it side by side is the framework's way and no fault of the script.
+    """
     found, present = class_attribute(machine, instance.cls, "prepare_data"), machine.mask
     if not isinstance(found, Function) or not present & 1:
         return

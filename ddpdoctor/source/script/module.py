@@ -178,13 +178,6 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
                 pending += bound.pop(inner.id, ())
 
 
-def innermost_argument(node: ast.expr) -> ast.expr:
-    """Return what is handed through calls in each other as their first argument: ``x`` of ``enumerate(tqdm(x))``."""
-    while isinstance(node, ast.Call) and node.args:
-        node = node.args[0]
-    return node
-
-
 def last_name(node: ast.AST) -> str:
     """Return the last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
     kind = node.__class__
