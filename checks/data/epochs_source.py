@@ -44,6 +44,10 @@ def batches_remedy(sampler: str) -> str:
     )
 
 
+TORCHS_ORDERS = frozenset({"", "SequentialSampler", "RandomSampler"})
+"""Samplers that choose nothing, by their classes; empty where a loader has none."""
+
+
 def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
     """Return the remedy for a loader with a sampler of this class, or with torch's own order, as it was asked for.
 
@@ -54,7 +58,7 @@ def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
             f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
             "from the process group by default."
         )
-    if sampler in {"", "SequentialSampler", "RandomSampler"}:
+    if sampler in TORCHS_ORDERS:
         return (
             f"Give it sampler=DistributedSampler(dataset) instead of {order}, and call sampler.set_epoch(epoch) before "
             "each epoch."

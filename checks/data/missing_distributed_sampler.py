@@ -34,7 +34,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs, samples_remedy
+from ddpdoctor.checks.data.epochs_source import (
+    OF_TORCH,
+    TORCHS_ORDERS,
+    batches_remedy,
+    loop_of_epochs,
+    samples_remedy,
+)
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
@@ -64,6 +70,7 @@ CHECK = Check(
     subjects=("training", "training-loader"),
     triggers=("DataLoader", "DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
+_DIVIDING = DISTRIBUTED_SAMPLER.rpartition(".")[2]
 _BY_DDP = ("a DDP model", "DistributedDataParallel")
 _BY_ENGINE = ("a model that DeepSpeed trains", "its engine")
 _BY_SHARDS = ("a model that is sharded over the ranks", "it")
@@ -105,13 +112,18 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from alike_readers(projection)
 
 
-def _remedy_of_samples(loader: Event) -> str:
+def _sampler_of(loader: Event) -> str:
+    """Return the class of a loader's sampler, ``sampler`` where that is not known; empty when it has none."""
     sampler = loader.argument("sampler", 3) or NONE
-    if constant(sampler) is None:
-        return samples_remedy("", "shuffle=True", divides=False)
-    made = sampler.name.rpartition(".")[2] if isinstance(sampler, ExternalObject) else ""
-    name = made or (sampler.cls.node.name if isinstance(sampler, Instance) else "sampler")
-    return samples_remedy(name, f"`{name}`", divides=made == DISTRIBUTED_SAMPLER.rpartition(".")[2])
+    if isinstance(sampler, Instance):
+        return sampler.cls.node.name
+    made = sampler.name.rpartition(".")[2] if isinstance(sampler, ExternalObject) else "sampler"
+    return "" if constant(sampler) is None else made
+
+
+def _remedy_of_samples(loader: Event) -> str:
+    sampler = _sampler_of(loader)
+    return samples_remedy(sampler, f"`{sampler}`" if sampler else "shuffle=True", divides=sampler == _DIVIDING)
 
 
 def _reaches(backward: Event, through: str) -> Fact:
@@ -121,7 +133,8 @@ def _reaches(backward: Event, through: str) -> Fact:
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer a sampler that divides the data set."""
     for feeding in feedings(whole_projection(script)):
-        if feeding.loader.location == finding.location:
+        replaceable = _sampler_of(feeding.loader) in TORCHS_ORDERS | {_DIVIDING}
+        if feeding.loader.location == finding.location and replaceable:
             yield from divide(feeding, finding)
 
 

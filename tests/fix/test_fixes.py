@@ -280,6 +280,11 @@ def test_a_suggestion_is_shown_and_never_made_and_would_mend_the_defect(
     [
         # The data set would be read or drawn twice.
         ("DDP101", WHOLE.replace("DataLoader(data,", "DataLoader(TensorDataset(torch.ones(8, 2)),")),
+        # The sampler chooses.
+        (
+            "DDP101",
+            WHOLE.replace("shuffle=True", "sampler=torch.utils.data.WeightedRandomSampler(torch.ones(8), 8)"),
+        ),
         # The test counts only after the backward.
         ("DDP204", ACCUMULATED.replace("loss.backward()\n", "loss.backward()\n            i += 1\n")),
         # The text in the block would be changed.
