@@ -342,7 +342,8 @@ class RunSource:
             stands = 0 < self._run.quiet_at_ns < now_ns or self._run.foresees_standstill(now_ns)
             if self._newest is None or pace.is_due(now_ns) or stands:
                 with pace.work(now_ns):
-                    self._newest = self._look(now_ns)
+                    # Of a job that has ended a screen shows what the report will say: warnings need not hold any more.
+                    self._newest = self._look(now_ns, whole=self._has_ended)
             return self._newest
 
     def final_snapshot(self) -> Snapshot:
@@ -350,9 +351,14 @@ class RunSource:
         with self._lock:
             if not self._run.living():  # Else it continues, and only this monitor leaves.
                 self._run.nodes.await_ends()
+            self._recorded_at_ns = 0
             self._newest = self._look(epoch_ns(), whole=True)
             self._run.nodes.finish()
             return self._newest
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._newest is not None and self._newest.state == "ended"
 
     def record(self) -> RunRecord:
         """Return what is known of the run now, for a trace."""
@@ -444,7 +450,7 @@ class RunSource:
         self._run.nodes.tell(look.verdict)
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
         self._run.nodes.show(snapshot)
-        if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
+        if self._history is not None and now_ns - self._recorded_at_ns >= RECORD_EVERY_NS:
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)
         for listener in tuple(self._listeners):
@@ -464,7 +470,7 @@ class RunSource:
             if self._summary.step_times is not None:
                 self._judged_ns = _judged_ns(self._summary.step_times.p50_ns, len(record.step_tracks))
             self._sliced = False
-        if self._series.is_due(now_ns):
+        if self._series.is_due(now_ns) and not self._has_ended:
             if not self._sliced:
                 self._newest_slice, self._sliced = summarise(recent(record, self._series.slice_ns)), True
             self._series.add(self._newest_slice, now_ns)
@@ -479,13 +485,13 @@ class RunSource:
             code = None
         elif code > _SIGNALS:
             code = _SIGNALS - code
-        pending = None if whole or self._finding_hold.is_settled else self._finding_hold.pending
         verdict = run_verdict(
             look.summary,
             holding,
             stall=look.stall,
             exit_code=code,
-            pending=pending,
+            pending=() if whole else self._finding_hold.pending,
+            settled=whole or self._finding_hold.is_settled,
             ended_in=ended_in,
             cut_off=only_lost_their_peers(look.record),
         )

@@ -53,7 +53,17 @@ def test_a_step_that_is_mostly_code_between_the_phases_is_not_praised_for_its_co
 def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -> None:
     verdict = run_verdict(summary(slower={1: {"forward": 900.0}}), ())
     assert (verdict.state, verdict.code) == ("slow", "")
-    assert verdict.text == "90% of the step is waiting for other ranks, and no check knows the cause"
+    assert verdict.text == "rank 0 waits 90% of the step for the others, and no check knows the cause"
+
+
+def test_why_a_run_waits_is_said_as_soon_as_a_check_has_found_it() -> None:
+    waits = summary(slower={1: {"forward": 900.0}})
+    late = finding("DDP403", Severity.WARNING, "rank 1 keeps rank 0 waiting")
+    verdict = run_verdict(waits, (), pending=(late,), settled=False)
+    assert (verdict.state, verdict.text) == ("slow", "so far, rank 1 keeps rank 0 waiting")
+    assert (verdict.next, verdict.why[0]) == (late.remedy, "fact 0")
+    early = run_verdict(waits, (), settled=False)
+    assert early.text == "rank 0 waits 90% of the step for the others; it is too early to say why"
 
 
 def test_advice_on_what_a_step_mostly_is_becomes_the_verdict() -> None:
@@ -133,10 +143,11 @@ def test_a_job_that_failed_for_an_unknown_reason_is_broken() -> None:
 
 def test_a_run_is_not_called_healthy_before_a_warning_would_have_been_shown() -> None:
     late = finding("DDP403", Severity.WARNING, "rank 1 keeps rank 0 waiting")
-    verdict = run_verdict(summary(), (), pending=(finding("DDP509", Severity.WARNING), late))
+    verdict = run_verdict(summary(), (), pending=(finding("DDP509", Severity.WARNING), late), settled=False)
     assert (verdict.state, verdict.code) == ("unknown", "")
     assert verdict.text == "too early to tell, but so far rank 1 keeps rank 0 waiting"
     assert verdict.why == ("fact 0", "fact 1", "fact 2")
-    calm = run_verdict(summary(), (), pending=())
+    calm = run_verdict(summary(), (), settled=False)
     assert (calm.state, calm.text) == ("unknown", "too early to tell, but nothing slow so far")
-    assert run_verdict(summary(), (late,), pending=(late,)).state == "slow"
+    assert run_verdict(summary(), (late,), settled=False).state == "slow"
+    assert run_verdict(summary(), (), pending=(late,)).state == "healthy", "it was watched for long enough before"

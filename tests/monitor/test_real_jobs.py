@@ -17,6 +17,8 @@ from typing import IO
 
 import pytest
 
+from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.profile.watch import RunSource, live_source
 from tests.jobs_of_tests import kill_marked, marked
 from tests.monitor.trace_format import violations
 
@@ -171,3 +173,26 @@ def test_the_report_on_an_example_begins_with_its_verdict(
     assert read["verdict"]["state"] == first_line.partition(":")[0].lower()
     for rank in read["ranks"]:
         assert sum(rank["phases_ms"].values()) == pytest.approx(rank["step_ms"]["p50"], rel=0.6)
+    (directory,) = (tmp_path / "state" / "ddpdoctor" / "runs").iterdir()
+    assert _shown_after_the_end(directory).verdict.text == read["verdict"]["text"]
+
+
+def _shown_after_the_end(directory: Path) -> Snapshot:
+    """What a screen shows that stays open: of a job this short no warning held for as long as one takes to appear."""
+    source = live_source(directory)
+    try:
+        source.snapshot()
+        shown = _until_due(source)
+        course = shown.history
+        assert _until_due(source).history == course, "the course of a job that has ended stands still"
+        return shown
+    finally:
+        source.close()
+
+
+def _until_due(source: RunSource) -> Snapshot:
+    """The snapshot of the next look."""
+    before = source.snapshot()
+    while (shown := source.snapshot()) is before:
+        time.sleep(0.05)
+    return shown

@@ -137,7 +137,7 @@ def step_chart(view: View, width: int, height: int) -> list[Line]:
 
 def _reach(snapshot: Snapshot, columns: int) -> str:
     at_ns = snapshot.history.slices_at_ns[-columns:]
-    return f", last {span(snapshot.now_ns - at_ns[0])}" if len(at_ns) > 1 else ""
+    return f", last {span((snapshot.ended_at_ns or snapshot.now_ns) - at_ns[0])}" if len(at_ns) > 1 else ""
 
 
 def step_phases(view: View, width: int) -> list[Line]:

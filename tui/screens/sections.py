@@ -83,7 +83,7 @@ def _spaced(cells: Line) -> Line:
 
 def lasting(snapshot: Snapshot, since_ns: int) -> str:
     """Return for how long something has held, as ``for 14 s``; empty where that is not known, as of a dead job."""
-    return "" if snapshot.source == "autopsy" else f"for {span(snapshot.now_ns - since_ns)}"
+    return "" if snapshot.source == "autopsy" else f"for {span((snapshot.ended_at_ns or snapshot.now_ns) - since_ns)}"
 
 
 def since_when(found: FindingView, snapshot: Snapshot) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from ddpdoctor.diagnosis.live_verdict import PATIENCE_NS
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import DEFAULTS, Phases, RunSummary, RunVerdict, VerdictState
@@ -56,7 +58,8 @@ def run_verdict(
     *,
     stall: Standstill | None = None,
     exit_code: int | None = None,
-    pending: Sequence[Finding] | None = None,
+    pending: Sequence[Finding] = (),
+    settled: bool = True,
     ended_in: Finding | None = None,
     cut_off: Sequence[int] = (),
 ) -> RunVerdict:
@@ -65,8 +68,8 @@ def run_verdict(
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
     but may continue, or one with a warning about its speed, the one that costs most first, or with advice on what its
     step mostly is. Healthy takes twenty measured
-    steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
-    was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
+    steps, the exposed communication among them; anything else is unknown. So is a run that is not ``settled``: it was
+    not watched for as long as a warning has to hold, and ``pending`` are the warnings that hold so far. ``ended_in`` is
     the wait in which someone ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -99,16 +102,28 @@ def run_verdict(
         return _of_finding("slow", max(slow, key=lambda finding: _lost_share(finding, summary)))
     remarks = [entry for entry in findings if entry.severity is Severity.WARNING or _slows(entry)]
     verdict = _without_finding(summary, remarks)
-    return verdict if pending is None or verdict.state != "healthy" else _too_early(verdict, summary, pending)
-
-
-def _too_early(healthy: RunVerdict, summary: RunSummary, pending: Sequence[Finding]) -> RunVerdict:
-    """Call nothing healthy that a warning may be about to be shown of."""
     slow = [finding for finding in pending if _slows(finding)]
-    if not slow:
+    worst = max(slow, key=lambda finding: _lost_share(finding, summary), default=None)
+    if verdict.state == "slow" and not verdict.code:
+        return _not_known_why(verdict, worst, settled=settled)
+    return verdict if settled or verdict.state != "healthy" else _too_early(verdict, worst)
+
+
+def _too_early(healthy: RunVerdict, worst: Finding | None) -> RunVerdict:
+    """Call nothing healthy that a warning may be about to be shown of."""
+    if worst is None:
         return RunVerdict(state="unknown", text="too early to tell, but nothing slow so far", why=healthy.why)
-    worst = max(slow, key=lambda finding: _lost_share(finding, summary))
     return RunVerdict(state="unknown", text=f"too early to tell, but so far {worst.title}", why=_facts(worst))
+
+
+def _not_known_why(slow: RunVerdict, worst: Finding | None, *, settled: bool) -> RunVerdict:
+    """Say of a run that waits what a check has found so far; that none knows why only once they have had the time."""
+    if worst is not None:
+        return msgspec.structs.replace(
+            slow, text=f"so far, {worst.title}", why=(*_facts(worst), *slow.why), next=worst.remedy
+        )
+    text = f"{slow.text}, and no check knows the cause" if settled else f"{slow.text}; it is too early to say why"
+    return msgspec.structs.replace(slow, text=text)
 
 
 def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerdict:
@@ -133,14 +148,14 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
     longest = max(summary.ranks, key=lambda rank: rank.waiting_ns or 0.0, default=None)
     waiting = (longest.waiting_ns or 0.0) / phases.step_ns if longest else 0.0
-    if waiting > _MOSTLY:
+    if longest and waiting > _MOSTLY:
         # Of a rank that is slower in all that it does no cause in the script is known, and the straggler is advice.
         known = [finding for finding in remarks if _lost_share(finding, summary) > _MOSTLY]
         if known:
             return _of_finding("slow", max(known, key=lambda finding: _lost_share(finding, summary)))
         return RunVerdict(
             state="slow",
-            text=f"{waiting:.0%} of the step is waiting for other ranks, and no check knows the cause",
+            text=f"{rank_list((longest.rank,))} waits {waiting:.0%} of the step for the others",
             why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
             next="Check what the ranks do in long steps; they may be late in turns.",
         )
