@@ -58,10 +58,19 @@ _REMEDIES = {
     "uneven": "Give the ranks equal work in each step: group samples by length, and pad or pack them alike.",
     "explicit": "Run these collectives less often, or several as one: reduce metrics when they are logged.",
 }
-_OF_SHARDS = (
+_OF_SHARDS = "Send less: larger batches, or parameters in bfloat16 by MixedPrecisionPolicy."
+_OF_ONE_UNIT = (
     "Call fully_shard on each layer as well as on the model, so that one is gathered while another computes; or send "
     "less: larger batches, or parameters in bfloat16 by MixedPrecisionPolicy."
 )
+_OF_SMALL_UNITS = (
+    "Call fully_shard on groups of layers instead of single ones: units of {size} cost latency at each gather; or make "
+    "fewer steps of larger batches."
+)
+# What one unit gathers in a step: before its forward, and again before its backward where it was resharded.
+_GATHERS_OF_ONE_UNIT = 2
+# A unit below this is gathered in less time than a call takes to begin on most links (1 MB at 10 GB/s: 100 µs).
+_SMALL_UNIT_BYTES = 1_000_000
 # Up to which a call costs latency and not bandwidth: a TCP link of 1 GB/s takes 66 µs for them.
 _SMALL_BYTES = 65_536
 _LINES_NAMED = 3
@@ -134,7 +143,7 @@ def _remedy(exposure: Exposure, record: RunRecord) -> str:
             f"Make one call of the {calls:.3g} of a step: stack the tensors, reduce them together and take them apart; "
             "or reduce only in steps that use the result."
         )
-    remedy = _OF_SHARDS if _shards(exposure) else _REMEDIES[exposure.kind]
+    remedy = _of_shards(exposure) if _shards(exposure) else _REMEDIES[exposure.kind]
     sent = any(wrap.buffers and wrap.options.get("broadcast_buffers") for wrap in record.wraps)
     if exposure.kind == "explicit" and sent and any(entry.kind == "broadcast" for entry in exposure.traffic):
         remedy += " Set broadcast_buffers=False where buffers need no sync."
@@ -144,6 +153,20 @@ def _remedy(exposure: Exposure, record: RunRecord) -> str:
 def _shards(exposure: Exposure) -> bool:
     """Return whether these are the collectives of a sharded model: no one else scatters what is reduced."""
     return exposure.kind == "explicit" and any(entry.kind.startswith("reduce_scatter") for entry in exposure.traffic)
+
+
+def _of_shards(exposure: Exposure) -> str:
+    """Return the remedy by the units that were gathered: one for all, many small ones, or some that just are large."""
+    from ddpdoctor.diagnosis.wording import bytes_text
+
+    gathers = [entry for entry in exposure.traffic if entry.kind.startswith("all_gather")]
+    calls = sum(entry.calls_per_step for entry in gathers)
+    if calls <= _GATHERS_OF_ONE_UNIT:
+        return _OF_ONE_UNIT
+    unit_bytes = sum(entry.bytes_per_step for entry in gathers) / calls
+    if unit_bytes < _SMALL_UNIT_BYTES:
+        return _OF_SMALL_UNITS.format(size=bytes_text(round(unit_bytes)))
+    return _OF_SHARDS
 
 
 def _lines(record: RunRecord) -> tuple[Location, ...]:

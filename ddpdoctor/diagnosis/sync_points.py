@@ -14,6 +14,7 @@ that it sees: what the seen ones waited for each other is known, and the rest is
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import sub
@@ -151,15 +152,16 @@ def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
             continue
         lanes = [lane(tracks[rank], number) for rank in seen]
         first = by_rank[seen[0]]
-        spans = {
-            first.step[at]: (steps_of[first.rank].started_at_ns[row], steps_of[first.rank].ended_at_ns[row])
-            for at, row in enumerate(first.row)
-        }
+        whole = steps_of[first.rank]
+        spans = [
+            (whole.started_at_ns[row], whole.ended_at_ns[row], step)
+            for row, step in zip(first.row, first.step, strict=True)
+        ]
         is_relative = _clocks_differ(record, group.ranks)
         met = list(_met([tracks[rank] for rank in seen], lanes, spans, all_leave_together=is_relative))
         if not met:
             continue
-        columns = [array("q", column) for column in zip(*met, strict=True)]
+        steps, *columns = (array("q", column) for column in zip(*met, strict=True))
         members = [tracks[rank] for rank in seen]
         entered = tuple(_taken(track.entered_at_ns, rows) for track, rows in zip(members, columns, strict=True))
         left = (_taken(track.left_at_ns, rows) for track, rows in zip(members, columns, strict=True))
@@ -170,7 +172,7 @@ def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
             group=number,
             kinds=tuple(members[0].kinds[members[0].kind[row]] for row in columns[0]),
             steps=len(first),
-            step=_taken(members[0].step, columns[0]),
+            step=steps,
             arrived_ns=tuple(array("q", [-duration for duration in own]) for own in held)
             if is_relative
             else _beyond_doubt(record, seen, entered),
@@ -230,15 +232,21 @@ def lane(track: CallTrack, group: int) -> dict[tuple[bool, int], int]:
 def _met(
     tracks: Sequence[CallTrack],
     lanes: Sequence[Mapping[tuple[bool, int], int]],
-    spans: Mapping[int, tuple[int, int]],
+    spans: Sequence[tuple[int, int, int]],
     *,
     all_leave_together: bool,
 ) -> Iterator[tuple[int, ...]]:
-    """Rows, one a rank, of each collective that all ranks ran as the same, inside of a step that counts."""
+    """Yield each collective that all ranks ran as the same, inside of a step that counts: the step, and a row a rank.
+
+    ``spans`` are beginning, end and ordinal of those steps. The ordinal that a call was recorded with is that of the
+    step before where nothing showed yet that a new one had begun, as in a loop without a loader.
+    """
     first, *others = tracks
+    began_ns = [span[0] for span in spans]
     for place, row in lanes[0].items():
-        span = spans.get(first.step[row])
-        if span is None or not span[0] <= first.entered_at_ns[row] <= span[1]:
+        at_ns = first.entered_at_ns[row]
+        _, ended_ns, step = spans[max(0, bisect_right(began_ns, at_ns) - 1)]
+        if not began_ns[0] <= at_ns <= ended_ns:
             continue
         rows = [other.get(place, -1) for other in lanes[1:]]
         kind = first.kinds[first.kind[row]]
@@ -248,7 +256,7 @@ def _met(
             at >= 0 and track.left_at_ns[at] and track.kinds[track.kind[at]] == kind
             for track, at in zip(others, rows, strict=True)
         ):
-            yield (row, *rows)
+            yield (step, row, *rows)
 
 
 def _clocks_differ(record: RunRecord, ranks: Collection[int]) -> bool:

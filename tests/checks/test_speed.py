@@ -309,6 +309,30 @@ def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -
     assert said(exposed_communication, job("barrier", 1.0, 40.0)) == []
 
 
+@pytest.mark.parametrize(
+    ("units", "unit_bytes", "remedy"),
+    [
+        (1, 80_000_000, "Call fully_shard on each layer as well as on the model"),
+        (6, 100_000, "Call fully_shard on groups of layers instead of single ones: units of 100 kB cost latency"),
+        (6, 80_000_000, "Send less: larger batches"),
+    ],
+)
+def test_what_helps_a_sharded_job_follows_from_the_units_that_are_gathered(
+    units: int, unit_bytes: int, remedy: str
+) -> None:
+    job = MeasuredJob(2, kinds=("barrier", "all_gather_into_tensor", "reduce_scatter_tensor"))
+    kinds = [*["all_gather_into_tensor"] * (2 * units), *["reduce_scatter_tensor"] * units]
+    took = 45.0 / len(kinds)
+    for _ in range(60):
+        for rank in job.ranks:
+            for number, kind in enumerate(kinds):
+                at = job.now_ms[rank] + number * took
+                job.call(rank, kind, at, at + took, size_bytes=unit_bytes)
+        job.run(1, {**COMPUTE, "other": 60.0}, explicit_ns=45_000_000)
+    findings = said(exposed_communication, job)
+    assert [finding.remedy for finding in findings if finding.remedy.startswith(remedy)]
+
+
 def on_gpus(job: MeasuredJob, nvlink: float | None = 100e9) -> dict[str, Any]:
     return {
         "gpus": tuple(

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Gain, Severity
 from ddpdoctor.monitor.snapshot import StallView
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -54,6 +56,21 @@ def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -
     verdict = run_verdict(summary(slower={1: {"forward": 900.0}}), ())
     assert (verdict.state, verdict.code) == ("slow", "")
     assert verdict.text == "rank 0 waits 90% of the step for the others, and no check knows the cause"
+
+
+def test_a_step_of_which_a_third_is_communication_is_not_healthy_though_each_kind_is_below_its_threshold() -> None:
+    job = MeasuredJob(2).run(60, {**COMPUTE, "other": 31.0}, transfer=30.0, explicit_ns=30_000_000)
+    both = summarise(job.record())
+    verdict = run_verdict(both, ())
+    assert (verdict.state, verdict.code) == ("slow", "")
+    assert verdict.text == "38% of the step is communication that no computation hides, and no check knows the cause"
+    brings = msgspec.structs.replace(
+        finding("DDP203", Severity.WARNING, "buffers are broadcast"), gain=Gain(speedup=1.2, low=1.02, high=1.5)
+    )
+    assert run_verdict(both, (brings,)).code == "DDP203"
+    perhaps = msgspec.structs.replace(brings, gain=Gain(speedup=1.2, low=0.9, high=1.5))
+    assert run_verdict(both, (perhaps,)).code == ""
+    assert run_verdict(summary(), (brings,)).state == "healthy"
 
 
 def test_why_a_run_waits_is_said_as_soon_as_a_check_has_found_it() -> None:

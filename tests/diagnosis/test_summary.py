@@ -167,6 +167,33 @@ def test_gradients_and_explicit_collectives_are_counted_by_group() -> None:
     assert [ms(ranks[rank].waiting_ns) for rank in (0, 1, 2)] == [5.0, 0.0, 0.0]
 
 
+def sharded(backend: str = "gloo") -> MeasuredJob:
+    """A job that gathers and scatters in each step; what a forward calls is recorded as of the step before it."""
+    job = MeasuredJob(2, kinds=("barrier", "all_gather_into_tensor", "reduce_scatter_tensor"), backend=backend)
+    for _ in range(40):
+        for rank in job.ranks:
+            job.call(rank, "all_gather_into_tensor", job.now_ms[rank] + 5.0, job.now_ms[rank] + 10.0, size_bytes=1000)
+            job.call(rank, "reduce_scatter_tensor", job.now_ms[rank] + 40.0, job.now_ms[rank] + 45.0, size_bytes=1000)
+        job.run(1, {**EVEN, "other": 30.0}, sampled=1000, explicit_ns=10 * MILLISECOND_NS, reduced_bytes=0, buckets=0)
+    return job
+
+
+def test_a_call_counts_in_the_step_in_which_it_was_made_whatever_step_it_was_recorded_with() -> None:
+    traffic = {entry.kind: entry for entry in summarise(sharded().record()).traffic}
+    assert ms(traffic["all_gather_into_tensor"].ns_per_step) == 5.0
+    assert traffic["reduce_scatter_tensor"].calls_per_step == 1
+
+
+def test_what_a_sharded_job_is_held_up_by_its_calls_is_its_exposed_communication() -> None:
+    summary = summarise(sharded().record())
+    assert summary.phases is not None and summary.phases.exposed_transfer_ns is None
+    held = 10 * MILLISECOND_NS / summary.phases.step_ns
+    assert summary.exposed_share == pytest.approx(held)
+    assert summary.efficiency == pytest.approx(1 - held)
+    on_gpus = summarise(sharded("nccl").record())
+    assert (on_gpus.exposed_share, on_gpus.efficiency) == (None, None), "calls that return at once say nothing"
+
+
 def test_the_bandwidth_is_unknown_where_everything_was_hidden() -> None:
     (gradients,) = summarise(MeasuredJob(2).run(40, EVEN, hidden=20.0).record()).traffic
     assert (gradients.overlap_ratio, gradients.bus_bandwidth_bytes_per_s) == (1.0, None)

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
+from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes, Traffic
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
 from ddpdoctor.diagnosis.steps import RankSteps, mean, mean_exposed_ns, measured_steps, once_per_record, taken
 from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
@@ -53,6 +53,13 @@ def summarise(record: RunRecord) -> RunSummary:
     )
     phases = _mean_phases([rank.phases for rank in ranks])
     exposed_ns = _added(phases.exposed_waiting_ns, phases.exposed_transfer_ns)
+    held_ns = None if exposed_ns is None else exposed_ns + phases.explicit_ns
+    traffic = (
+        *gradient_traffic(record, measured, gradients),
+        *explicit_traffic(record, record.job.world_size or len(measured), explicit),
+    )
+    if exposed_ns is None and _all_is_explicit(record, traffic):
+        exposed_ns = held_ns = phases.explicit_ns
     every_step = array("q", chain.from_iterable(steps.step_ns for steps in measured))
     started_ns = min(tracks[steps.rank].started_at_ns[steps.row[0]] for steps in measured)
     ended_ns = max(rank.measured_at_ns for rank in ranks)
@@ -68,14 +75,19 @@ def summarise(record: RunRecord) -> RunSummary:
         phases=phases,
         overlap_ratio=hidden_share(measured),
         exposed_share=None if exposed_ns is None else exposed_ns / phases.step_ns,
-        efficiency=None if exposed_ns is None else 1.0 - (exposed_ns + phases.explicit_ns) / phases.step_ns,
-        traffic=(
-            *gradient_traffic(record, measured, gradients),
-            *explicit_traffic(record, record.job.world_size or len(measured), explicit),
-        ),
+        efficiency=None if held_ns is None else 1.0 - held_ns / phases.step_ns,
+        traffic=traffic,
         unseen=unseen_ranks(record),
         measured_at_ns=ended_ns,
     )
+
+
+def _all_is_explicit(record: RunRecord, traffic: Iterable[Traffic]) -> bool:
+    """Return whether ranks communicate in calls alone, each of which holds the thread up: a model is sharded, and no
+    other is wrapped in DDP. NCCL's calls return at once, and those of backward come from another thread.
+    """
+    scatters = any(entry.kind.startswith("reduce_scatter") for entry in traffic)
+    return scatters and not record.wraps and record.job.backend == "gloo"
 
 
 def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Lateness | None) -> RankSummary:

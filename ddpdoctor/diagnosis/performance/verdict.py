@@ -15,6 +15,8 @@ from ddpdoctor.finding import Finding, Severity
 
 _MOSTLY = 0.5
 """A step of which so much goes with one thing is mostly that."""
+_MUCH = 1 / 3
+"""A step of which communication takes more is not healthy, though each kind of it stays below its own threshold."""
 _FACTS = 3
 _SLOW_AS_WELL = frozenset({"long-wait", "hot-barrier"})
 """Waits that make steps slow, beside the checks of the family ``speed``."""
@@ -106,7 +108,11 @@ def run_verdict(
     worst = max(slow, key=lambda finding: _lost_share(finding, summary), default=None)
     if verdict.state == "slow" and not verdict.code:
         return _not_known_why(verdict, worst, settled=settled)
-    return verdict if settled or verdict.state != "healthy" else _too_early(verdict, worst)
+    if verdict.state == "healthy" and not settled:
+        return _too_early(verdict, worst)
+    if verdict.state == "unknown" and worst is not None and summary.steps >= FEWEST_STEPS:
+        return msgspec.structs.replace(_too_early(verdict, worst), next=verdict.next)
+    return verdict
 
 
 def _too_early(healthy: RunVerdict, worst: Finding | None) -> RunVerdict:
@@ -159,6 +165,17 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
             why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
             next="Check what the ranks do in long steps; they may be late in turns.",
         )
+    held = _communication_share(summary, phases)
+    if held > _MUCH:
+        known = [finding for finding in remarks if finding.gain is not None and finding.gain.low > 1.0]
+        if known:
+            return _of_finding("slow", max(known, key=lambda finding: finding.gain.low if finding.gain else 1.0))
+        return RunVerdict(
+            state="slow",
+            text=f"{held:.0%} of the step is communication that no computation hides",
+            why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+            next=remarks[0].remedy if remarks else "Check which group and which collective takes the time.",
+        )
     waits = "no rank keeps the others waiting"
     if longest and waiting >= DEFAULTS["straggler"]:
         # The computation is the mean of the ranks: together with one rank's wait it may be more than the whole.
@@ -176,6 +193,12 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     )
 
 
+def _communication_share(summary: RunSummary, phases: Phases) -> float:
+    """Return what part of the step a rank is held up by communication, the waiting for others included."""
+    apart_ns = phases.explicit_ns if phases.exposed_transfer_ns is not None else 0.0
+    return (summary.exposed_share or 0.0) + apart_ns / phases.step_ns
+
+
 def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
     """Return what may be waiting for ranks that no one sees here."""
     held_ns = (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
@@ -189,7 +212,8 @@ def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
     parts = [f"{phases.data_wait_ns / phases.step_ns:.0%} waits for data"]
     if summary.exposed_share is not None:
         parts.append(f"{summary.exposed_share:.0%} is exposed communication")
-    parts.append(f"{phases.explicit_ns / phases.step_ns:.0%} explicit collectives")
+    if summary.exposed_share is None or phases.exposed_transfer_ns is not None:
+        parts.append(f"{phases.explicit_ns / phases.step_ns:.0%} explicit collectives")
     parts.append(f"{phases.other_ns / phases.step_ns:.0%} other code")
     told = [f"of a step of {milliseconds_text(phases.step_ns)}, {', '.join(parts[:-1])} and {parts[-1]}"]
     if summary.samples_per_s is not None:
