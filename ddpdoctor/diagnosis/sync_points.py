@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from operator import sub
 
 import msgspec
@@ -27,6 +28,8 @@ from ddpdoctor.record.streams.measured import CallTrack
 
 GRADIENTS = "gradients"
 BUFFERS = "buffers"
+_APART_NS = 1_000_000
+"""More than clocks of nodes that were compared differ by: a rank came so long after another had been served."""
 _ALL_LEAVE_TOGETHER = ("all_", "barrier", "monitored_barrier", "reduce_scatter")
 """Beginnings of the collectives that no rank leaves before all have come."""
 
@@ -95,9 +98,11 @@ def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
         places = common_rows(found)
         is_relative = any(steps.on_device for steps in found) or _clocks_differ(record, members)
         columns = _sampled(found, places, is_relative=is_relative)
+        if not is_relative:
+            columns = _of_one_reduction(found, columns)
         if not columns[0]:
             continue
-        held = tuple(taken(steps.exposed_ns, column) for steps, column in zip(found, columns, strict=True))
+        held = tuple(_held_ns(steps, column, is_relative) for steps, column in zip(found, columns, strict=True))
         arrived = tuple(
             array("q", [-duration_ns for duration_ns in held[index]])
             if is_relative
@@ -140,6 +145,24 @@ def _sampled(
         )
     ]
     return list(zip(*both, strict=True)) if both else [()] * len(found)
+
+
+def _of_one_reduction(found: Sequence[RankSteps], columns: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """Return the places where all ranks sampled one reduction of a step with several: all come before any leaves."""
+    ready = [taken(steps.ready_at_ns, column) for steps, column in zip(found, columns, strict=True)]
+    reduced = [taken(steps.reduced_at_ns, column) for steps, column in zip(found, columns, strict=True)]
+    same = [
+        last_ns - first_ns < _APART_NS for last_ns, first_ns in zip(map(max, *ready), map(min, *reduced), strict=True)
+    ]
+    return columns if all(same) else [list(compress(column, same)) for column in columns]
+
+
+def _held_ns(steps: RankSteps, places: Sequence[int], is_relative: bool) -> array[int]:
+    """Return how long a rank was held up in each reduction whose arrival is known; on a GPU in all of the step."""
+    if is_relative:
+        return taken(steps.exposed_ns, places)
+    spans = zip(taken(steps.ready_at_ns, places), taken(steps.reduced_at_ns, places), strict=True)
+    return array("q", [max(0, reduced_ns - ready_ns) for ready_ns, reduced_ns in spans])
 
 
 def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:

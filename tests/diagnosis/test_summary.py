@@ -194,6 +194,39 @@ def test_what_a_sharded_job_is_held_up_by_its_calls_is_its_exposed_communication
     assert (on_gpus.exposed_share, on_gpus.efficiency) == (None, None), "calls that return at once say nothing"
 
 
+def two_models() -> MeasuredJob:
+    """A job with two backwards in a step: none waits in the first (4 ms), rank 0 waits 20 ms in the other."""
+    job = MeasuredJob(2)
+    for step in range(60):
+        job.run(1, EVEN, {1: {"forward": 20.0}}, transfer=2.0)
+        for rank, rows in job.rows.items():
+            rows["exposed_ns"][-1] += 4 * MILLISECOND_NS
+            rows["backward_ns"][-1] += 4 * MILLISECOND_NS
+            rows["ended_at_ns"][-1] += 4 * MILLISECOND_NS
+            if step % 2:
+                rows["ready_at_ns"][-1] = rows["started_at_ns"][-1] + 5 * MILLISECOND_NS
+                rows["reduced_at_ns"][-1] = rows["ready_at_ns"][-1] + 4 * MILLISECOND_NS
+            job.pause(4.0, rank)
+    return job
+
+
+def test_waiting_is_known_of_a_step_in_which_the_ranks_meet_twice_and_a_row_holds_one_of_the_meetings() -> None:
+    rank, late = summarise(two_models().record()).ranks
+    assert ms(rank.phases.exposed_waiting_ns) == pytest.approx(20.0, rel=0.02)
+    assert ms(rank.phases.exposed_transfer_ns) == pytest.approx(6.0, rel=0.05)
+    assert (ms(late.late_ns), late.late_phase) == (pytest.approx(20.0, rel=0.02), "forward")
+
+
+def test_rows_that_hold_another_meeting_on_each_rank_are_not_compared() -> None:
+    job = two_models()
+    for number, rows in job.rows.items():
+        for row in range(40, 60):
+            rows["ready_at_ns"][row] = rows["started_at_ns"][row] + (5 if number else 45) * MILLISECOND_NS
+            rows["reduced_at_ns"][row] = rows["ready_at_ns"][row] + 4 * MILLISECOND_NS
+    rank, _ = summarise(job.record()).ranks
+    assert ms(rank.phases.exposed_waiting_ns) == pytest.approx(20.0, rel=0.02)
+
+
 def test_the_bandwidth_is_unknown_where_everything_was_hidden() -> None:
     (gradients,) = summarise(MeasuredJob(2).run(40, EVEN, hidden=20.0).record()).traffic
     assert (gradients.overlap_ratio, gradients.bus_bandwidth_bytes_per_s) == (1.0, None)

@@ -303,6 +303,22 @@ def test_what_the_logger_measured_goes_to_the_step_of_its_backward() -> None:
     assert rows[2]["exposed_ns"] < 0
 
 
+def test_of_several_backwards_each_step_keeps_when_another_met_the_ranks_and_what_all_of_them_exposed() -> None:
+    loop, source = Loop(), Source()
+    for _ in range(4):
+        loop.fetch(source)
+        loop.forward()
+        began_ns = loop.steps._began_ns + offset_ns()
+        for at_ms, exposed_ms in ((8, 2), (4, 1)):  # whichever is told first
+            loop.steps.sampled(exposed_ms * MS, MS, began_ns + at_ms * MS, began_ns + (at_ms + exposed_ms) * MS)
+        loop.backward()
+        loop.step()
+    rows = loop.finished()
+    assert [row["exposed_ns"] for row in rows] == [3] * 4
+    spans = [row["reduced_at_ns"] - row["ready_at_ns"] for row in rows]
+    assert spans == [2, 1, 2, 1]
+
+
 class Event:
     """Stands in for a CUDA event: the device is at ``reached_ms``, and passes each event 10 ms after the one before."""
 

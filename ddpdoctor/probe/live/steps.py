@@ -62,18 +62,18 @@ class Source:
 class ReductionSample:
     """What DDP's logger measured of synchronised backwards of one step."""
 
-    __slots__ = ("backwards", "exposed_ns", "ready_at_ns", "reduced_at_ns", "window_ns")
+    __slots__ = ("exposed_ns", "moments", "window_ns")
 
     def __init__(self) -> None:
-        self.backwards = self.exposed_ns = self.window_ns = self.ready_at_ns = self.reduced_at_ns = 0
+        self.exposed_ns = self.window_ns = 0
+        self.moments: list[tuple[int, int]] = []
+        """Of each backward, when its last gradient was ready and when all were reduced."""
 
     def add(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
         """Add one backward."""
-        self.backwards += 1
         self.exposed_ns += exposed_ns
         self.window_ns += window_ns
-        if ready_at_ns > self.ready_at_ns:
-            self.ready_at_ns, self.reduced_at_ns = ready_at_ns, reduced_at_ns
+        self.moments.append((ready_at_ns, reduced_at_ns))
 
 
 class Pending:
@@ -103,9 +103,11 @@ class Pending:
         exposed_ns, window_ns, ready_at_ns, reduced_at_ns = -1, -1, 0, 0
         if sample is not None:
             # Backwards that were not sampled are taken to be as those that were.
-            share = max(tally[SYNCHRONISED], sample.backwards) / sample.backwards
+            moments = sorted(sample.moments)
+            share = max(tally[SYNCHRONISED], len(moments)) / len(moments)
             exposed_ns, window_ns = round(sample.exposed_ns * share), round(sample.window_ns * share)
-            ready_at_ns, reduced_at_ns = sample.ready_at_ns, sample.reduced_at_ns
+            # Of several backwards, as of two models, a row has room for one: another in each step, alike on all ranks.
+            ready_at_ns, reduced_at_ns = moments[self._step % len(moments)]
         device_ns = self._device_times.durations_ns() if self._device_times is not None else _NO_DEVICE
         return (
             self._step,
