@@ -228,6 +228,21 @@ def test_rows_that_hold_another_meeting_on_each_rank_are_not_compared() -> None:
     assert ms(rank.phases.exposed_waiting_ns) == pytest.approx(20.0, rel=0.02)
 
 
+def test_who_waits_in_one_group_of_a_mesh_is_not_late_in_the_other_and_the_late_one_is_late_once() -> None:
+    job = MeasuredJob(4, kinds=("barrier", "all_gather_into_tensor", "all_reduce"))
+    job.groups.extend(Group(ranks=ranks, backend="gloo") for ranks in ((0, 1), (2, 3), (0, 2), (1, 3)))
+    for _ in range(40):
+        began = dict(job.now_ms)
+        job.run(1, {**EVEN, "other": 60.0}, sampled=1000, explicit_ns=40 * MILLISECOND_NS)
+        came = {rank: began[rank] + (35.0 if rank == 3 else 5.0) for rank in job.ranks}
+        left = {0: 6.0, 1: 6.0, 2: 36.0, 3: 36.0}
+        for rank in job.ranks:
+            job.call(rank, "all_gather_into_tensor", came[rank], began[rank] + left[rank], group=1 + rank // 2)
+            job.call(rank, "all_reduce", began[rank] + left[rank] + 1.0, began[rank] + 38.0, group=3 + rank % 2)
+    late = {rank.rank: ms(rank.late_ns) for rank in summarise(job.record()).ranks}
+    assert late == {0: 0.0, 1: 0.0, 2: 0.0, 3: 30.0}
+
+
 def test_the_bandwidth_is_unknown_where_everything_was_hidden() -> None:
     (gradients,) = summarise(MeasuredJob(2).run(40, EVEN, hidden=20.0).record()).traffic
     assert (gradients.overlap_ratio, gradients.bus_bandwidth_bytes_per_s) == (1.0, None)

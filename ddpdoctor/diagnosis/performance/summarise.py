@@ -198,7 +198,9 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
     """Return how late each rank is that met others."""
     met = tuple(meetings)
     phases = _Phases(ranks, met)
-    late_ns: dict[int, float] = {rank: 0.0 for meeting in met for rank in meeting.ranks}
+    excused = _Excuses(met)
+    # By rank and the ranks that it meets: who comes behind time to two groups of a mesh is late once.
+    late_ns: dict[int, dict[tuple[int, ...], float]] = {rank: {} for meeting in met for rank in meeting.ranks}
     times = dict.fromkeys(late_ns, 0)
     blamed: dict[int, dict[str, float]] = {rank: {} for rank in late_ns}
     for meeting in met:
@@ -210,18 +212,51 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
             if not late:
                 continue
             rank = meeting.ranks[arrived_ns.index(last_ns)]
+            late -= excused.ns(rank, meeting.ranks, last_ns, late)
+            if not late:
+                continue
             times[rank] += 1
-            late_ns[rank] += late / meeting.steps
+            of_these = late_ns[rank]
+            of_these[meeting.ranks] = of_these.get(meeting.ranks, 0.0) + late / meeting.steps
             if phase := phases.longest(rank, meeting.ranks, meeting.step[at], MOST * late):
                 blamed[rank][phase] = blamed[rank].get(phase, 0.0) + late / meeting.steps
+    most_ns = {rank: max(by_group.values(), default=0.0) for rank, by_group in late_ns.items()}
     return {
         rank: Lateness(
             late_ns=total_ns,
             times_late=times[rank],
-            phase=_most_of(blamed[rank], total_ns),
+            phase=_most_of(blamed[rank], sum(late_ns[rank].values())),
         )
-        for rank, total_ns in late_ns.items()
+        for rank, total_ns in most_ns.items()
     }
+
+
+class _Excuses:
+    """What ranks waited in one group before they came late to another, as in a mesh: not they were late."""
+
+    def __init__(self, meetings: Sequence[Meetings]) -> None:
+        self._met: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+        if len({meeting.ranks for meeting in meetings}) < 2:
+            return
+        for meeting in meetings:
+            if min(map(min, meeting.arrived_ns)) <= 0:
+                continue  # Where clocks differ the arrivals are no times.
+            for rank, arrived_ns, waiting_ns in zip(meeting.ranks, meeting.arrived_ns, meeting.waiting_ns, strict=True):
+                rows = zip(arrived_ns, waiting_ns, strict=True)
+                self._met.setdefault(rank, []).extend((at_ns, waited_ns, meeting.ranks) for at_ns, waited_ns in rows)
+        for met in self._met.values():
+            met.sort()
+
+    def ns(self, rank: int, members: tuple[int, ...], arrived_ns: int, late_ns: int) -> int:
+        """Return how much of a lateness the rank had waited for others since it last met these."""
+        met = self._met.get(rank, ())
+        waited_ns = 0
+        for at in range(bisect_left(met, (arrived_ns,)) - 1, -1, -1):
+            _, own_ns, others = met[at]
+            if others == members or waited_ns >= late_ns:
+                break
+            waited_ns += own_ns
+        return min(waited_ns, late_ns)
 
 
 def _most_of(blamed: Mapping[str, float], total_ns: float) -> str:
