@@ -69,6 +69,12 @@ def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
     )
 
 
+DEAL_OUT = (
+    "Deal the items out by rank and by worker in __iter__: with info = get_worker_info() a worker takes item "
+    "rank * info.num_workers + info.id of every world_size * info.num_workers."
+)
+"""The remedy for a stream that is not divided by both."""
+
 # Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.checks.data.epochs_source import batches_remedy, samples_remedy
+from ddpdoctor.checks.data.epochs_source import DEAL_OUT, batches_remedy, samples_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
     compare_samples,
@@ -143,10 +143,14 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         for owner in loader.loaders
     ]
     steps = [step for step in zip(*digests, strict=False) if all(step)]
+    if (repeated := _repeated_by_workers(record, loader)) is not None:
+        return repeated
     if len(steps) < INPUTS_COMPARED:
         return None
     equal = sum(len(set(step)) == 1 for step in steps)
     if not equal:
+        if any(entry.workers > 1 for entry in loader.loaders):
+            return None  # Its workers may still go through the same items, in orders of their own.
         return _different(loader, f"the inputs of {len(steps)} training forwards differ between the ranks")
     if equal < len(steps) or len({step[0] for step in steps}) == 1:
         return None
@@ -164,8 +168,40 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
                 {"steps": len(steps), "ranks": len(loader.ranks)},
             ),
         ),
-        remedy="Let the data set skip by rank in __iter__ (items rank, rank + world_size, …), and by worker within the "
-        "rank.",
+        remedy=DEAL_OUT,
+    )
+
+
+def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
+    """Return a verdict where the workers of every rank, which give its batches in turn, all give the same ones."""
+    workers = loader.loaders[0].workers
+    rounds: dict[tuple[int, int, int], list[str]] = {}
+    owners = {(owner.rank, owner.loader) for owner in loader.loaders}
+    for forward in record.forwards:
+        trains = forward.wrapped and forward.training and forward.gradients and forward.input_digest
+        if workers > 1 and trains and (forward.rank, forward.pass_loader) in owners:
+            place = (forward.rank, forward.pass_ordinal, forward.batch // workers)
+            rounds.setdefault(place, []).append(forward.input_digest)
+    whole = {place: digests for place, digests in rounds.items() if len(digests) == workers}
+    if {rank for rank, _, _ in whole} != set(loader.ranks) or any(len(set(found)) > 1 for found in whole.values()):
+        return None
+    seen = {rank: {digests[0] for place, digests in whole.items() if place[0] == rank} for rank in loader.ranks}
+    if any(len(digests) == 1 for digests in seen.values()):
+        return None  # Inputs that never change show nothing.
+    rounds_each = len(whole) // len(loader.ranks)
+    return Verdict(
+        sentence=f"{rank_list(loader.ranks)} train on every batch {workers} times: the {workers} workers of this "
+        f"DataLoader gave equal batches in each of {rounds_each} rounds",
+        locations=loader.location,
+        ranks=loader.ranks,
+        because=(
+            (
+                f"the digests of the inputs of {workers} training forwards in turn, one of each worker, are equal",
+                loader.location,
+                {"rounds": rounds_each, "workers": workers, "ranks": len(loader.ranks)},
+            ),
+        ),
+        remedy=DEAL_OUT,
     )
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.check import BoundHit
@@ -130,6 +132,34 @@ def test_an_iterable_data_set_that_shards_itself_is_refuted_and_constant_inputs_
     assert isinstance(refuted, Refuted)
     streams["forwards"] = tuple(forward(rank, step, "zeros") for step in range(4) for rank in job.ranks)
     assert sampler_results(streams, job) == []
+
+
+def of_workers(inputs: Callable[[int, int], str], workers: int = 2) -> list[Finding | Refuted]:
+    job = JobBuilder(2)
+    streams = training(job, iterable=True, dataset_type="Stream", samples=(), workers=workers)
+    streams["forwards"] = tuple(
+        msgspec.structs.replace(forward(rank, step, inputs(rank, step)), pass_ordinal=0, batch=step)
+        for step in range(4)
+        for rank in job.ranks
+    )
+    return sampler_results(streams, job)
+
+
+def test_workers_that_give_equal_batches_in_turn_are_an_error() -> None:
+    (finding,) = of_workers(lambda rank, step: f"rank {rank} round {step // 2}")
+    assert isinstance(finding, Finding)
+    assert finding.title == (
+        "ranks 0 and 1 train on every batch 2 times: the 2 workers of this DataLoader gave equal batches in each of 2 "
+        "rounds"
+    )
+
+
+def test_workers_are_no_cause_of_inputs_that_never_change_and_of_one_round() -> None:
+    assert of_workers(lambda rank, step: f"rank {rank}") == []
+    assert of_workers(lambda rank, step: f"rank {rank}", workers=4) == []
+    assert of_workers(lambda rank, step: f"rank {rank} round {(step + 1) // 2}") == []
+    (refuted,) = of_workers(lambda rank, step: f"rank {rank} round {step // 2}", workers=1)
+    assert isinstance(refuted, Refuted)
 
 
 def epochs(job: JobBuilder, orders: list[str], set_epochs: list[int | None], **loader: Any) -> list[Finding | Refuted]:
