@@ -75,6 +75,12 @@ DEAL_OUT = (
 )
 """The remedy for a stream that is not divided by both."""
 
+KEPT_COPIES = (
+    "Leave persistent_workers out, so that the workers of each epoch copy the data set as it then is; or keep what "
+    "changes in memory that they share, a tensor made by torch.zeros(1).share_memory_(), and write into that."
+)
+"""The remedy where workers keep what a data set held in the first epoch."""
+
 # Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
 

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.checks.data.epochs_source import loop_of_epochs
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding
-from ddpdoctor.fix import Edit, Fix, with_keyword
-from ddpdoctor.source.events import Event
+from ddpdoctor.fix import Edit, Fix, with_keyword, without_keyword
+from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     BoundMethod,
+    Const,
     ExternalObject,
     Instance,
     ProjectClass,
@@ -131,20 +133,30 @@ def reached_from(projection: Projection, dataset: Instance) -> Reached:
     return Reached(tuple((module, place) for place, module in places.items()), made)
 
 
-def _classes_held(machine: Machine, dataset: Instance) -> Iterator[ProjectClass]:
-    """Yield the classes of an object and of those that it holds, at any depth, with the bases that were read."""
+def _classes_held(machine: Machine, dataset: Value) -> Iterator[ProjectClass]:
+    """Yield the classes of a data set and of the objects that it holds, with the bases that were read."""
+    for value in _held(machine, dataset):
+        yield value.cls
+        yield from (base for base in bases_of(machine, value.cls) if isinstance(base, ProjectClass))
+
+
+def _held(machine: Machine, dataset: Value) -> Iterator[Instance]:
+    """Yield the objects of the project in a data set, at any depth, itself included."""
     pending: list[Value] = [dataset]
     seen: set[int] = set()
     while pending:
         value = pending.pop()
-        if not isinstance(value, Instance):
+        if not isinstance(value, (Instance, ExternalObject)):
             pending += parts_of(value)
         elif value.number not in seen:
             seen.add(value.number)
-            yield value.cls
-            yield from (base for base in bases_of(machine, value.cls) if isinstance(base, ProjectClass))
-            held = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-            pending += [one for one in held if one is not None]
+            made = machine.object(value)
+            if made is not None:
+                pending += [*made.positional, *made.named.values()]
+            if isinstance(value, Instance):
+                yield value
+                held = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
+                pending += [one for one in held if one is not None]
 
 
 # Streams that each worker goes over as a whole.
@@ -235,6 +247,97 @@ def _makes_up(reached: Reached) -> bool:
 def _holds_share(machine: Machine, dataset: Instance) -> bool:
     held = (machine.store.get(dataset.number, name) for name in machine.store.names(dataset.number))
     return any(SHARE in tags_of(one) for one in held if one is not None)
+
+
+# What is set on a data set while workers keep their copies of it.
+
+
+class Stale(msgspec.Struct, frozen=True, eq=False):
+    """A loader that keeps its workers, and what is set in every epoch on the rank's own copy of its data set."""
+
+    feeding: Feeding
+    setting: Event
+    """The assignment to an attribute that workers read."""
+    epochs: LoopAround
+    reader: str
+    """The class whose attribute it is."""
+
+
+def stale_copies(projection: Projection) -> Iterator[Stale]:
+    """Loaders whose workers are kept from epoch to epoch, and read what each epoch sets in the rank's own process."""
+    machine = projection.machine
+    if any("_iterator" in module.words for module in machine.script.modules):
+        return  # It may let the workers start anew by hand.
+    for feeding in feedings(projection):
+        loader, epochs = feeding.loader, loop_of_epochs(feeding)
+        if epochs is None or any(around.node is epochs.node for around in loader.loops) or not feeding.certain:
+            continue
+        dataset = loader.argument("dataset", 0)
+        if dataset is None or not workers_of(projection, loader) or not _are_kept(projection, loader):
+            continue
+        objects = {one.number: one.cls for one in _held(machine, dataset)}
+        read = _read_by_workers(projection, dataset)
+        for setting in projection.in_course("attribute"):
+            owner = setting.receiver
+            in_epoch = any(around.node is epochs.node for around in setting.loops)
+            if not in_epoch or not isinstance(owner, Instance) or owner.number not in objects:
+                continue
+            if setting.name in read and _changes(machine, setting, owner):
+                yield Stale(feeding, setting, epochs, owner.cls.node.name)
+                break
+
+
+def _are_kept(projection: Projection, loader: Event) -> bool:
+    """Return whether a loader with workers keeps them: as it says, or wherever there are any, as it asks for."""
+    if True in _settings(projection, loader, "persistent_workers", 13):
+        return True
+    words = {word.arg: word.value for word in loader.node.keywords} if isinstance(loader.node, ast.Call) else {}
+    kept, workers = words.get("persistent_workers"), words.get("num_workers")
+    if kept is None or workers is None or isinstance(kept, ast.Constant):
+        return False
+    return ast.unparse(workers) in (ast.unparse(part) for part in descend(kept))
+
+
+def _changes(machine: Machine, setting: Event, owner: Instance) -> bool:
+    """Return whether an assignment gives an attribute more than what it holds in the first epoch already."""
+    (value,) = setting.positional
+    return not isinstance(value, Const) or machine.store.get(owner.number, setting.name) != value
+
+
+def _read_by_workers(projection: Projection, dataset: Value) -> frozenset[str]:
+    """Return the attributes that items are made with: those that the methods of a data set read, and what they call."""
+    machine = projection.machine
+    functions: dict[str, list[ast.AST]] = {}
+    for cls in _classes_held(machine, dataset):
+        for method in cls.node.body:
+            if isinstance(method, ast.FunctionDef):
+                functions.setdefault(method.name, []).append(method)
+    pending = {"__getitem__", "__getitems__", "__iter__", "__next__", "__call__"}
+    read: set[str] = set()
+    followed: set[str] = set()
+    while pending:
+        followed |= pending
+        nodes = [node for name in pending for function in functions.get(name, ()) for node in descend(function)]
+        found = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+        read |= found
+        pending = (found & functions.keys()) - followed
+    return frozenset(read)
+
+
+def new_workers(stale: Stale, finding: Finding) -> Iterator[Fix]:
+    """Let the workers start anew in every epoch: never safe, for that takes time."""
+    loader = stale.feeding.loader
+    if not isinstance(loader.node, ast.Call) or finding.location is None:
+        return
+    edit = without_keyword(loader.module, loader.node, "persistent_workers")
+    if edit is not None:
+        yield Fix(
+            code=finding.code,
+            description="let the workers start anew in every epoch (no persistent_workers)",
+            location=finding.location,
+            edits=(edit,),
+            safe=False,
+        )
 
 
 def one_worker(repeated: Repeated, finding: Finding) -> Iterator[Fix]:

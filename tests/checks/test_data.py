@@ -273,3 +273,33 @@ def test_a_loader_that_is_started_anew_in_a_loop_over_steps_does_no_harm() -> No
         for ordinal in (0, 1)
     )
     assert list(uneven_inputs.in_run(job.record(**streams))) == []
+
+
+def kept_copies(inputs: Callable[[int, int], str], stale: tuple[str, ...] = ("epoch",)) -> list[Finding | Refuted]:
+    job = JobBuilder(2)
+    streams = training(job, workers=2, persistent=True)
+    streams["passes"] = tuple(
+        training_pass(rank, ordinal, stale=stale if ordinal else ()) for rank in job.ranks for ordinal in range(2)
+    )
+    streams["forwards"] = tuple(
+        msgspec.structs.replace(
+            forward(rank, step, f"rank {rank} {inputs(ordinal, step)}"), pass_ordinal=ordinal, batch=step
+        )
+        for rank in job.ranks
+        for ordinal in range(2)
+        for step in range(4)
+    )
+    return list(missing_set_epoch.in_run(job.record(**streams)))
+
+
+def test_kept_workers_that_give_the_first_pass_again_never_see_what_is_set() -> None:
+    (finding,) = kept_copies(lambda ordinal, step: f"batch {step}")
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.locations) == (Severity.WARNING, (PLACE,))
+    assert "they are kept, and never see `epoch`" in finding.title
+
+
+def test_kept_workers_are_not_blamed_for_other_batches_for_a_fixed_order_and_for_inputs_that_never_change() -> None:
+    assert kept_copies(lambda ordinal, step: f"pass {ordinal} batch {step}") == []
+    assert kept_copies(lambda ordinal, step: f"batch {step}", stale=()) == []
+    assert kept_copies(lambda ordinal, step: "zeros") == []

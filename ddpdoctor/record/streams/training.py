@@ -462,6 +462,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """0 while it is open."""
     joined: bool = False
     """A ``join()`` context was open during the pass."""
+    stale: tuple[str, ...] = ()
+    """Attributes of its data set that items are made with, and that the workers, which are kept, have otherwise."""
     index_count: int | None = None
     """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
     index_digest: str = ""
