@@ -312,6 +312,7 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     """Of gradient scalers that are enabled."""
     handled: int = 0
     """The number of a signal of schedulers that the script handles; 0 for none."""
+    time_ns: int = 0
 
 
 class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
