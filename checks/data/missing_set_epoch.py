@@ -184,8 +184,8 @@ def _of_workers(script: Script) -> Iterator[Finding]:
         setting = stale.setting
         yield CHECK.finding(
             "source",
-            f"the workers of this DataLoader never see `{setting.name}` set anew: they are kept, with the copies of the "
-            "data set that they started with",
+            f"the workers of this DataLoader never see `{setting.name}` set anew: they are kept, with the copies of "
+            "the data set that they started with",
             remedy=KEPT_COPIES,
             locations=stale.feeding.loader.location,
             because=(
