@@ -69,6 +69,18 @@ def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
     )
 
 
+DEAL_OUT = (
+    "Deal the items out by rank and by worker in __iter__: with info = get_worker_info() a worker takes item "
+    "rank * info.num_workers + info.id of every world_size * info.num_workers."
+)
+"""The remedy for a stream that is not divided by both."""
+
+KEPT_COPIES = (
+    "Leave persistent_workers out, so that the workers of each epoch copy the data set as it then is; or keep what "
+    "changes in memory that they share, a tensor made by torch.zeros(1).share_memory_(), and write into that."
+)
+"""The remedy where workers keep what a data set held in the first epoch."""
+
 # Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
 

@@ -5,11 +5,13 @@ What it finds
     whose sampler does not divide the data set between the ranks; or a reader of the project itself that goes through
     the data by a position which does not depend on the rank. In a run the whole index lists of the ranks are
     compared, and the data behind equal indices. An IterableDataset of the project is told of where nothing in it
-    depends on the rank.
+    depends on the rank, or where it gives all items of the rank to each of several workers of its loader. In a run the
+    inputs of the forwards are compared, between ranks and between workers.
 
 Why it is bad
     Every rank trains on the whole data set: an epoch costs as many times the work as there are ranks, and the averaged
-    gradient is that of nearly the same samples. Nothing fails, so it is noticed late or never.
+    gradient is that of nearly the same samples. Nothing fails, so it is noticed late or never. Workers hold a copy of
+    the data set each: what asks for no worker comes once from each of them, batch after batch.
 
 Example
     loader = DataLoader(dataset, batch_size=32, shuffle=True)
@@ -35,6 +37,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.epochs_source import (
+    DEAL_OUT,
     OF_TORCH,
     TORCHS_ORDERS,
     batches_remedy,
@@ -46,7 +49,6 @@ from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import (
@@ -99,17 +101,52 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=loader.location,
             evidence=(_reaches(backward, through),),
         )
-    for feeding in alike_streams(projection):
+    if _has_streams(script):
+        yield from _of_streams(projection)
+    yield from alike_readers(projection)
+
+
+def _has_streams(script: Script) -> bool:
+    return any("IterableDataset" in module.words for module in script.modules)
+
+
+def _of_streams(projection: Projection) -> Iterator[Finding]:
+    """Report streams that give every rank the same items, or each worker all items of its rank."""
+    from ddpdoctor.checks.data.workers_source import repeated_streams, workers_of
+
+    for feeding, by_worker in alike_streams(projection):
         loader = feeding.loader
+        why = (
+            "this IterableDataset is divided between the workers of each rank, not between the ranks"
+            if by_worker
+            else "nothing in this IterableDataset depends on the rank"
+        )
         yield CHECK.finding(
             "source",
-            "every rank trains on the same items: nothing in this IterableDataset depends on the rank",
-            remedy="Let __iter__ give each rank its own items, and as many as the others, as "
+            f"every rank trains on the same items: {why}",
+            remedy=DEAL_OUT
+            if by_worker or workers_of(projection, loader) > 1
+            else "Let __iter__ give each rank its own items, and as many as the others, as "
             "itertools.islice(items, rank, None, world_size) does.",
             locations=loader.location,
             evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
         )
-    yield from alike_readers(projection)
+    for repeated in repeated_streams(projection):
+        stream = repeated.stream.node
+        yield CHECK.finding(
+            "source",
+            f"each rank trains on every sample {repeated.workers} times: the {repeated.workers} workers of this "
+            "DataLoader all go through the same items",
+            remedy=DEAL_OUT,
+            locations=repeated.feeding.loader.location,
+            because=(
+                (
+                    f"nothing in {stream.name} asks which worker it is in",
+                    repeated.module.head_location(stream),
+                ),
+            ),
+            evidence=(_reaches(repeated.feeding.backward, "DistributedDataParallel"),),
+        )
 
 
 def _sampler_of(loader: Event) -> str:
@@ -131,8 +168,15 @@ def _reaches(backward: Event, through: str) -> Fact:
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer a sampler that divides the data set."""
-    for feeding in feedings(whole_projection(script)):
+    """Offer a sampler that divides the data set, or one worker for a stream that several of them repeat."""
+    projection = whole_projection(script)
+    if _has_streams(script):
+        from ddpdoctor.checks.data.workers_source import one_worker, repeated_streams
+
+        for repeated in repeated_streams(projection):
+            if repeated.feeding.loader.location == finding.location:
+                yield from one_worker(repeated, finding)
+    for feeding in feedings(projection):
         replaceable = _sampler_of(feeding.loader) in TORCHS_ORDERS | {_DIVIDING}
         if feeding.loader.location == finding.location and replaceable:
             yield from divide(feeding, finding)
@@ -200,7 +244,6 @@ def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, .
 _OF_RANKS = regex(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
 # In a name: the order may be another one on each rank.
 _DRAWS = regex(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
-_STREAM = "torch.utils.data.IterableDataset"
 _READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
 # Methods that are given a device, which differs between ranks by right.
 _PLACING = frozenset({"to", "cuda"})
@@ -318,8 +361,12 @@ def _is_set_by_rank(projection: Projection, module: Module, reader: str) -> bool
     return any(_speaks_of_ranks(projection, node) for node in mentioned)
 
 
-def alike_streams(projection: Projection) -> Iterator[Feeding]:
-    """Loaders over an IterableDataset of the project that hands every rank the same items, once each."""
+def alike_streams(projection: Projection) -> Iterator[tuple[Feeding, bool]]:
+    """Loaders over an IterableDataset of the project that hands every rank the same items, once each; with whether it
+    divides them by worker.
+    """
+    from ddpdoctor.checks.data.workers_source import divides_by_worker_alone, is_stream
+
     machine = projection.machine
     for feeding in feedings(projection):
         dataset = feeding.loader.argument("dataset", 0)
@@ -328,14 +375,11 @@ def alike_streams(projection: Projection) -> Iterator[Feeding]:
         loader, cls = feeding.loader, dataset.cls
         if loader.ordinal in machine.prepared or not loader.complete or loader.ranks != ALL_RANKS:
             continue
-        streams = base_names(machine, cls) == (_STREAM,) and class_attribute(machine, cls, "__iter__") is not None
-        if (
-            streams
-            and _goes_over_data(cls.node)
-            and not divided_by_rank(machine, dataset)
-            and _is_alike(projection, cls.node)
-        ):
-            yield feeding
+        if not is_stream(machine, cls) or divided_by_rank(machine, dataset):
+            continue
+        by_worker = divides_by_worker_alone(projection, dataset)
+        if by_worker or (_goes_over_data(cls.node) and _is_alike(projection, cls.node)):
+            yield feeding, by_worker
 
 
 def _goes_over_data(cls: ast.ClassDef) -> bool:

@@ -1,9 +1,10 @@
-"""A shuffling DistributedSampler repeats the same order in every epoch.
+"""The epoch does not reach what orders or makes the samples, so that every epoch is the same.
 
 What it finds
     A shuffling sampler that shards by rank, or an own one derived from it, used for more than one training pass without
     `set_epoch`, made anew for each pass, or told the epoch on some ranks only. In a run two passes that draw the same
-    indices in the same order.
+    indices in the same order. Also a data set that is told the epoch while its loader keeps its workers
+    (persistent_workers): they hold copies of it that were made before the first epoch.
 
 Why it is bad
     The sampler derives its shuffle from its seed and its epoch number, which stays 0. Every epoch then shows each rank
@@ -15,7 +16,8 @@ Example
         for batch in loader: ...
 
 Remedy
-    Call sampler.set_epoch(epoch) at the start of each epoch.
+    Call sampler.set_epoch(epoch) at the start of each epoch. Keep the epoch of a data set in memory that workers
+    share, as torch.zeros(1).share_memory_() is, or let the workers start anew.
 
 When it is wrong
     If a fixed order is intended, for instance to overfit a few batches; shuffle=False states that.
@@ -30,7 +32,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
+from ddpdoctor.checks.data.epochs_source import KEPT_COPIES, ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body
 from ddpdoctor.source.events import Event, LoopAround
@@ -133,7 +135,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"loaders", "passes"}),
     subjects=("sampler", "training-loader"),
-    triggers=("DistributedSampler",),
+    triggers=("DistributedSampler", "persistent_workers"),
 )
 
 
@@ -164,8 +166,37 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+    if _keeps_workers(script):
+        yield from _of_workers(script)
     if unread:
         raise TooLittleEvidence(unread)
+
+
+def _keeps_workers(script: Script) -> bool:
+    return any("persistent_workers" in module.text for module in script.modules)
+
+
+def _of_workers(script: Script) -> Iterator[Finding]:
+    """Report data sets that are told the epoch in the rank's own process while workers keep copies of them."""
+    from ddpdoctor.checks.data.workers_source import stale_copies
+
+    for stale in stale_copies(whole_projection(script)):
+        setting = stale.setting
+        yield CHECK.finding(
+            "source",
+            f"the workers of this DataLoader never see `{setting.name}` set anew: they are kept, with the copies of "
+            "the data set that they started with",
+            remedy=KEPT_COPIES,
+            locations=stale.feeding.loader.location,
+            because=(
+                (
+                    f"this sets `{setting.name}` of {stale.reader} in the rank's own process alone, and the items are "
+                    "made with it",
+                    setting.location,
+                ),
+                ("this loop has more than one epoch", stale.epochs.module.head_location(stale.epochs.node)),
+            ),
+        )
 
 
 def _made_at(sampler: Event) -> Location:
@@ -185,7 +216,13 @@ def _title(forgotten: ForgottenEpoch) -> str:
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer to tell the sampler the epoch."""
+    """Offer to tell the sampler the epoch, or to let workers start anew that keep the first."""
+    if _keeps_workers(script):
+        from ddpdoctor.checks.data.workers_source import new_workers, stale_copies
+
+        for stale in stale_copies(whole_projection(script)):
+            if stale.feeding.loader.location == finding.location:
+                yield from new_workers(stale, finding)
     for forgotten in forgotten_epochs(whole_projection(script)):
         plain = not (forgotten.unread or forgotten.anew or forgotten.told == "on some ranks")
         if plain and forgotten.loader.location == finding.location:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.checks.data.epochs_source import batches_remedy, samples_remedy
+from ddpdoctor.checks.data.epochs_source import DEAL_OUT, KEPT_COPIES, batches_remedy, samples_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
     compare_samples,
@@ -143,10 +143,14 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         for owner in loader.loaders
     ]
     steps = [step for step in zip(*digests, strict=False) if all(step)]
+    if (repeated := _repeated_by_workers(record, loader)) is not None:
+        return repeated
     if len(steps) < INPUTS_COMPARED:
         return None
     equal = sum(len(set(step)) == 1 for step in steps)
     if not equal:
+        if any(entry.workers > 1 for entry in loader.loaders):
+            return None  # Its workers may still go through the same items, in orders of their own.
         return _different(loader, f"the inputs of {len(steps)} training forwards differ between the ranks")
     if equal < len(steps) or len({step[0] for step in steps}) == 1:
         return None
@@ -164,8 +168,37 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
                 {"steps": len(steps), "ranks": len(loader.ranks)},
             ),
         ),
-        remedy="Let the data set skip by rank in __iter__ (items rank, rank + world_size, …), and by worker within the "
-        "rank.",
+        remedy=DEAL_OUT,
+    )
+
+
+def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
+    """Return a verdict where the workers of every rank, which give its batches in turn, all give the same ones."""
+    workers = loader.loaders[0].workers
+    rounds: dict[tuple[int, int, int], list[str]] = {}
+    for (rank, ordinal), inputs in _inputs(record, loader).items() if workers > 1 else ():
+        for batch, digest in inputs.items():
+            rounds.setdefault((rank, ordinal, batch // workers), []).append(digest)
+    whole = {place: digests for place, digests in rounds.items() if len(digests) == workers}
+    if {rank for rank, _, _ in whole} != set(loader.ranks) or any(len(set(found)) > 1 for found in whole.values()):
+        return None
+    seen = {rank: {digests[0] for place, digests in whole.items() if place[0] == rank} for rank in loader.ranks}
+    if any(len(digests) == 1 for digests in seen.values()):
+        return None  # Inputs that never change show nothing.
+    rounds_each = len(whole) // len(loader.ranks)
+    return Verdict(
+        sentence=f"{rank_list(loader.ranks)} train on every batch {workers} times: the {workers} workers of this "
+        f"DataLoader gave equal batches in each of {rounds_each} rounds",
+        locations=loader.location,
+        ranks=loader.ranks,
+        because=(
+            (
+                f"the digests of the inputs of {workers} training forwards in turn, one of each worker, are equal",
+                loader.location,
+                {"rounds": rounds_each, "workers": workers, "ranks": len(loader.ranks)},
+            ),
+        ),
+        remedy=DEAL_OUT,
     )
 
 
@@ -213,6 +246,7 @@ def _different(loader: LoaderOnRanks, reason: str) -> Verdict:
 
 def judge_epochs(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each line that makes a loader with a shuffling, sharding sampler used for training twice."""
+    yield from _judge_copies(record)
     judged: set[int] = set()
     for loader in sorted(record.loaders, key=lambda entry: (entry.rank, entry.loader)):
         if loader.site in judged or not (loader.sampler_shards and loader.sampler_shuffles):
@@ -221,6 +255,52 @@ def judge_epochs(record: RunRecord) -> Iterator[Verdict]:
         if verdict is not None:
             judged.add(loader.site)
             yield verdict
+
+
+def _judge_copies(record: RunRecord) -> Iterator[Verdict]:
+    """Yield a verdict for each loader whose kept workers gave the batches of the first pass again, though an attribute
+    that items are made with was set anew for them.
+    """
+    for loader in loaders_on_all_ranks(record):
+        stale = [entry for passes in loader.passes for entry in passes if entry.stale and entry.backwards]
+        if {entry.rank for entry in stale} != set(loader.ranks):
+            continue
+        inputs = _inputs(record, loader)
+        compared = [
+            (one.rank, first[batch], later[batch])
+            for one in stale
+            for first, later in [(inputs.get((one.rank, 0), {}), inputs.get((one.rank, one.ordinal), {}))]
+            for batch in first.keys() & later.keys()
+        ]
+        if any(first != later for _, first, later in compared):
+            continue
+        if any(len({first for own, first, _ in compared if own == rank}) < 2 for rank in loader.ranks):
+            continue  # Inputs that never change show nothing.
+        yield Verdict(
+            sentence="the workers of this DataLoader give the same batches in every pass: they are kept, and never see "
+            f"`{stale[0].stale[0]}`, which is set anew on the rank's own copy of the data set",
+            locations=loader.location,
+            ranks=loader.ranks,
+            because=(
+                (
+                    "the inputs of the first training forwards of each later pass are those of the first one",
+                    loader.location,
+                    {"forwards": len(compared) // len(loader.ranks), "ranks": len(loader.ranks)},
+                ),
+            ),
+            remedy=KEPT_COPIES,
+        )
+
+
+def _inputs(record: RunRecord, loader: LoaderOnRanks) -> Mapping[tuple[int, int], Mapping[int, str]]:
+    """Return the digests of the inputs of a loader's training forwards: by rank and pass, by batch."""
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    owners = {(owner.rank, owner.loader) for owner in loader.loaders}
+    for forward in record.forwards:
+        trains = forward.wrapped and forward.training and forward.gradients and forward.input_digest
+        if trains and (forward.rank, forward.pass_loader) in owners:
+            found.setdefault((forward.rank, forward.pass_ordinal), {})[forward.batch] = forward.input_digest
+    return found
 
 
 def _judge(record: RunRecord, loader: Loader) -> Verdict | None:
@@ -252,7 +332,7 @@ def _judge(record: RunRecord, loader: Loader) -> Verdict | None:
                 ),
             ),
         )
-    if alike is None and not never_called:
+    if alike is None and not never_called and not any(entry.stale for entry in passes):
         return Verdict(
             wrong=False,
             sentence=f"set_epoch was called and the order changed between {len(passes)} training passes",

@@ -1,12 +1,14 @@
-"""One rank saves a sharded model's state, of which it holds a part.
+"""One rank saves what each rank has a part of, or has for itself.
 
 What it finds
     A torch.save under a rank test whose object comes from the state_dict of a model that fully_shard has sharded, or
-    from get_model_state_dict without full_state_dict, and that nothing has gathered.
+    from get_model_state_dict without full_state_dict, and that nothing has gathered. Also a file with the number of
+    the rank in its name, which ranks read that never write theirs.
 
 Why it is bad
     The entries are distributed tensors: each rank has its own part of them, and pickling one saves that part. The file
-    holds one rank's share of every parameter. The rest is lost, which shows when the checkpoint is needed.
+    holds one rank's share of every parameter. The rest is lost, which shows when the checkpoint is needed. A rank that
+    has written no file of its own does not find it, goes on without, or reads that of an earlier run.
 
 Example
     fully_shard(model)
@@ -42,12 +44,15 @@ CHECK = Check(
     name="lone-shard-saved",
     severity={"source": Severity.ERROR},
     subjects=("job",),
-    triggers=("fully_shard",),
+    triggers=("fully_shard", "rank", "RANK", "process_index"),
 )
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report saves of a rank's own part under a rank test, where nothing is gathered entry by entry."""
+    """Report saves of a rank's own part under a rank test, where nothing is gathered entry by entry; and files of each
+    rank that some ranks read without writing theirs.
+    """
+    yield from _of_own_files(script)
     if uses_part(script, ("full_tensor",)):
         return
     for save in whole_projection(script).in_course("save"):
@@ -62,4 +67,23 @@ def in_source(script: Script) -> Iterator[Finding]:
             "with get_model_state_dict and StateDictOptions(full_state_dict=True).",
             locations=(save.module.location(save.node), guard.module.location(guard.node)),
             because=((f"`{guard.module.excerpt(guard.node)}` decides", guard.module.location(guard.node)),),
+        )
+
+
+def _of_own_files(script: Script) -> Iterator[Finding]:
+    from ddpdoctor.checks.state.own_files_source import lone_files
+
+    for found in lone_files(whole_projection(script)):
+        write, read = found.write.event, found.read.event
+        guard = next((one for one in reversed(write.guards) if one.arm != ALL_RANKS), None)
+        readers = "every rank reads" if read.ranks == ALL_RANKS else f"{ranks_text(read.ranks)} read"
+        yield CHECK.finding(
+            "source",
+            f"{readers} a file of its own, `{found.name}`, and only {ranks_text(write.ranks)} "
+            f"{'write' if write.ranks & (write.ranks - 1) else 'writes'} one: the others find none, or an old one",
+            remedy="Let every rank write its own file, outside of the test of the rank; or let all ranks read that of "
+            "rank 0, under a name without their numbers.",
+            locations=(None if guard is None else guard.module.location(guard.node), write.location, read.location),
+            because=(("it is written here", write), ("it is read here", read)),
+            severity=Severity.WARNING,
         )

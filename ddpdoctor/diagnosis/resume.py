@@ -89,6 +89,12 @@ def compare(restart: Restart) -> Comparison:
             "with {checkpoint} for the file"
         )
     save = checkpoint_of(first, step)
+    if not goes_on(second, restart.files):
+        return Comparison(
+            gap="it trained before it loaded what the first start had written, as a program does that holds both "
+            "starts; `--resume-with 'OPTION'` gives the script's own option to begin with the load",
+            save=save,
+        )
     if failure := _failure(second, restart.files):
         return Comparison(differences=(failure,), save=save)
     before, after = _by_rank(first, step), _by_rank(second, 0)
@@ -116,6 +122,12 @@ def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
     known = {os.path.realpath(path) for path in files}
     known |= {os.path.dirname(path) for path in known}  # One that is a directory, with a file for each rank.
     return [one for one in record.checkpoint_loads if os.path.realpath(one.path) in known]
+
+
+def goes_on(record: RunRecord, files: Iterable[str]) -> bool:
+    """Return whether a start has loaded some of these files before any rank made a step."""
+    first_ns = min((row.time_ns for row in record.resume_steps), default=math.inf)
+    return any(load.time_ns <= first_ns for load in loads_of(record, files))
 
 
 def places_of(
@@ -165,7 +177,7 @@ def torn_restart(restart: Restart) -> Difference | None:
     the checkpoint before it.
     """
     torn, first = restart.torn, restart.first
-    if torn is None:
+    if torn is None or (loads_of(restart.second, restart.files) and not goes_on(restart.second, restart.files)):
         return None
     start = "a job that ends while it saves cannot be resumed"
     whole = f"{os.path.relpath(restart.whole_files[0])} is whole" if restart.whole_files else "no other was left"

@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
-from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, places_of, saved_at_signal
+from ddpdoctor.diagnosis.resume import checkpoint_of, goes_on, loads_of, places_of, saved_at_signal
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
@@ -144,7 +144,7 @@ def prove_resume(
         )
         (result,) = run_restart_checks((check,), restart)
         signalled = ""
-        handles = not ranks and any(row.handled for row in second.resume_steps)
+        handles = not ranks and goes_on(second, left.files) and any(row.handled for row in second.resume_steps)
         if handles and not any(one.severity == Severity.ERROR for one in result.from_run):
             restart, signalled = _with_signal(restart, left, options, file, Path(folder), start)
             (result,) = run_restart_checks((check,), restart)

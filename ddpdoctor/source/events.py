@@ -22,6 +22,7 @@ EventKind = Literal[
     "loader",
     "sampler",
     "set-epoch",
+    "attribute",
     "save",
     "device",
     "data-parallel",

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.check import BoundHit
@@ -132,6 +134,34 @@ def test_an_iterable_data_set_that_shards_itself_is_refuted_and_constant_inputs_
     assert sampler_results(streams, job) == []
 
 
+def of_workers(inputs: Callable[[int, int], str], workers: int = 2) -> list[Finding | Refuted]:
+    job = JobBuilder(2)
+    streams = training(job, iterable=True, dataset_type="Stream", samples=(), workers=workers)
+    streams["forwards"] = tuple(
+        msgspec.structs.replace(forward(rank, step, inputs(rank, step)), pass_ordinal=0, batch=step)
+        for step in range(4)
+        for rank in job.ranks
+    )
+    return sampler_results(streams, job)
+
+
+def test_workers_that_give_equal_batches_in_turn_are_an_error() -> None:
+    (finding,) = of_workers(lambda rank, step: f"rank {rank} round {step // 2}")
+    assert isinstance(finding, Finding)
+    assert finding.title == (
+        "ranks 0 and 1 train on every batch 2 times: the 2 workers of this DataLoader gave equal batches in each of 2 "
+        "rounds"
+    )
+
+
+def test_workers_are_no_cause_of_inputs_that_never_change_and_of_one_round() -> None:
+    assert of_workers(lambda rank, step: f"rank {rank}") == []
+    assert of_workers(lambda rank, step: f"rank {rank}", workers=4) == []
+    assert of_workers(lambda rank, step: f"rank {rank} round {(step + 1) // 2}") == []
+    (refuted,) = of_workers(lambda rank, step: f"rank {rank} round {step // 2}", workers=1)
+    assert isinstance(refuted, Refuted)
+
+
 def epochs(job: JobBuilder, orders: list[str], set_epochs: list[int | None], **loader: Any) -> list[Finding | Refuted]:
     streams = training(job, **{"sampler_shards": True, "sampler_shuffles": True, **loader})
     streams["passes"] = tuple(
@@ -243,3 +273,33 @@ def test_a_loader_that_is_started_anew_in_a_loop_over_steps_does_no_harm() -> No
         for ordinal in (0, 1)
     )
     assert list(uneven_inputs.in_run(job.record(**streams))) == []
+
+
+def kept_copies(inputs: Callable[[int, int], str], stale: tuple[str, ...] = ("epoch",)) -> list[Finding | Refuted]:
+    job = JobBuilder(2)
+    streams = training(job, workers=2, persistent=True)
+    streams["passes"] = tuple(
+        training_pass(rank, ordinal, stale=stale if ordinal else ()) for rank in job.ranks for ordinal in range(2)
+    )
+    streams["forwards"] = tuple(
+        msgspec.structs.replace(
+            forward(rank, step, f"rank {rank} {inputs(ordinal, step)}"), pass_ordinal=ordinal, batch=step
+        )
+        for rank in job.ranks
+        for ordinal in range(2)
+        for step in range(4)
+    )
+    return list(missing_set_epoch.in_run(job.record(**streams)))
+
+
+def test_kept_workers_that_give_the_first_pass_again_never_see_what_is_set() -> None:
+    (finding,) = kept_copies(lambda ordinal, step: f"batch {step}")
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.locations) == (Severity.WARNING, (PLACE,))
+    assert "they are kept, and never see `epoch`" in finding.title
+
+
+def test_kept_workers_are_not_blamed_for_other_batches_for_a_fixed_order_and_for_inputs_that_never_change() -> None:
+    assert kept_copies(lambda ordinal, step: f"pass {ordinal} batch {step}") == []
+    assert kept_copies(lambda ordinal, step: f"batch {step}", stale=()) == []
+    assert kept_copies(lambda ordinal, step: "zeros") == []

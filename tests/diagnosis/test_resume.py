@@ -119,6 +119,19 @@ def test_a_start_that_loads_nothing_cannot_be_judged() -> None:
     assert result.differences == () and "loaded nothing" in result.gap
 
 
+def test_a_program_that_trains_before_it_loads_is_not_taken_for_a_restart() -> None:
+    steps = [msgspec.structs.replace(row, time_ns=10 + row.ordinal) for row in second({}).resume_steps]
+    other = [msgspec.structs.replace(row, optimizer=("new",)) for row in steps]
+
+    def loading(time_ns: int) -> RunRecord:
+        load = CheckpointLoad(rank=0, path="/job/last.pt", time_ns=time_ns)
+        return second({}, resume_steps=tuple(other), checkpoint_loads=(load,))
+
+    late = compared(loading(13))
+    assert late.differences == () and "trained before it loaded" in late.gap
+    assert compared(loading(5)).differences != ()
+
+
 def failing(rank: int, raised: RankException, **load: Any) -> RunRecord:
     job = JobBuilder(2)
     job.leave(rank, "raised", exceptions=(raised,), exit_code=1)

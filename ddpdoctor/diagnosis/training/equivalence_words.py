@@ -18,7 +18,7 @@ def sentence(section: EquivalenceSection) -> str:
     if section.zero:
         steps, where = count(section.steps, "optimizer step"), "the other launch" if section.against else "one process"
         return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in {where}: nothing trains"
-    told = f"{ranks} compute the gradient that {_other(section)} on the same samples: {section.equal} of {whole}"
+    told = f"{ranks} compute the gradient that {_other(section)} on the same batches: {section.equal} of {whole}"
     told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
     if section.in_turn:
         told += ", with the ranks' batches one after the other"
@@ -46,12 +46,12 @@ def difference(section: EquivalenceSection) -> str:
     of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
     of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
     if section.kind == "scaled":
-        return f"{ranks} ranks compute {times} that {would} on the same samples{norms}"
+        return f"{ranks} ranks compute {times} that {would} on the same batches{norms}"
     if section.kind == "part":
         return f"{ranks} ranks compute {times}{of_modules} that {would}, and the same of the rest{norms}"
     if section.kind == "other":
         each = ", ".join(f"{factor:.2f} × of {name}" for name, factor in section.factors[:3])  # noqa: RUF001
-        return f"{ranks} ranks compute another gradient{of_modules} than {would} on the same samples: {each}{norms}"
+        return f"{ranks} ranks compute another gradient{of_modules} than {would} on the same batches: {each}{norms}"
     if section.kind == "cut":
         what = f"{section.places[0][0]} carries no gradient to the samples of other ranks"
         if section.factor is None:
@@ -65,7 +65,7 @@ def difference(section: EquivalenceSection) -> str:
         return f"{told}, for they have {counts} tokens or samples that count" if counts else told
     if section.kind == "one-rank":
         does = "computes" if len(section.at) == 1 else "compute"
-        return f"{rank_list(section.at)} {does} another loss than one process would on the same samples"
+        return f"{rank_list(section.at)} {does} another loss than one process would on the same batches"
     if section.kind == "rank-constant":
         return "the loss has weights of classes that each rank takes from data of its own"
     if section.kind == "clipped":

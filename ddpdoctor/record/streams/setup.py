@@ -345,6 +345,7 @@ class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     saved_on: tuple[str, ...] = ()
     """Devices that the storages were saved from; empty when it is not known."""
     site: int = -1
+    time_ns: int = 0
 
 
 class StateNames(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,6 +312,7 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     """Of gradient scalers that are enabled."""
     handled: int = 0
     """The number of a signal of schedulers that the script handles; 0 for none."""
+    time_ns: int = 0
 
 
 class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
@@ -462,6 +463,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """0 while it is open."""
     joined: bool = False
     """A ``join()`` context was open during the pass."""
+    stale: tuple[str, ...] = ()
+    """Attributes of its data set that items are made with, and that the workers, which are kept, have otherwise."""
     index_count: int | None = None
     """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
     index_digest: str = ""

@@ -81,6 +81,8 @@ class Memory:
 
     def __init__(self, script: Script, spawns: bool) -> None:
         self.script = script
+        self.keeps_workers = any("persistent_workers" in module.text for module in script.modules)
+        """Loaders may keep their workers, and these what they have of a data set: what is set on it is noted."""
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""

@@ -174,6 +174,8 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
         machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
     if node.attr == "requires_grad":
         machine.note("training", SET_REQUIRES_GRAD, node, (value,), receiver=owner)
+    if isinstance(owner, Instance) and machine.loops and machine.keeps_workers:
+        machine.note("attribute", node.attr, node, (value,), receiver=owner)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):

@@ -26,6 +26,7 @@ from ...torch_compat import on_call
 from ...user_code import GENERATOR, loops
 from ..loop_subjects import covering, covers
 from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
+from .copies import Copies
 from .lengths import Lengths, ShortPass, is_cut
 from .samples import described
 
@@ -277,6 +278,7 @@ class Loaders:
         self._torch = torch
         self._indices = Indices(journal, torch)
         self._lengths = Lengths()
+        self._copies = Copies()
         self._ordinals: dict[int, int] = {}
         self._sites: dict[int, int] = {}
         """Where each loader was made."""
@@ -389,6 +391,7 @@ class Loaders:
         self._just_cut = False
         trail.ordinal = ordinal
         sampler = sharding_sampler(loader)
+        stale = None if self.no_workers else self._journal.guarded(self._copies.changed, loader, number, harms=())
         self._journal.event(
             "pass_begun",
             number=trail.number,
@@ -398,6 +401,7 @@ class Loaders:
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
             true_length=true,
             joined=self._joins.open > 0,
+            **({"stale": stale} if stale else {}),
         )
         return trail
 
