@@ -223,7 +223,12 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
             found = found and (
                 any(_is_of_shard(projection, value, training) for value in said)
-                or (quiet_loggers and _is_log_line(event) and not reducing and not all(is_of_whole_set(projection, one) for one in said))
+                or (
+                    quiet_loggers
+                    and _is_log_line(event)
+                    and not reducing
+                    and not all(is_of_whole_set(projection, one) for one in said)
+                )
             )
         if found and not communicates(projection, event):
             seen.add(event.node)
@@ -427,7 +432,9 @@ def _may_differ(loader: Event | None) -> bool:
     if loader is None or loader.ranks in FIRST_RANKS:
         return loader is None
     data = loader.argument("dataset", 0) or NONE
-    orders = [value for name, place in (("sampler", 3), ("batch_sampler", 4)) if (value := loader.argument(name, place))]
+    orders = [
+        value for name, place in (("sampler", 3), ("batch_sampler", 4)) if (value := loader.argument(name, place))
+    ]
     in_order = all(one == NONE or getattr(one, "name", "").endswith("SequentialSampler") for one in orders)
     alone = isinstance(data, PerRank) and where_there(data) != data
     return not (alone or (in_order and constant(loader.argument("shuffle", 2) or NONE) is not True))
