@@ -89,7 +89,7 @@ def _uses(projection: Projection) -> Iterator[tuple[Event, list[Statistic]]]:
             values.append(event.receiver)
         found = {one.node: one for value in values for one in statistics_in(projection.machine, value, event)}
         if found:
-            yield event, sorted(found.values(), key=lambda one: one.location.line)
+            yield event, sorted(found.values(), key=lambda one: one.location)
 
 
 def _read_for_samples(projection: Projection, dataset: Value | None) -> Iterator[Value]:

@@ -2,9 +2,10 @@
 
 What it finds
     A training pass whose number of batches differs between the ranks, outside a `join()` context. In the source: a
-    training loop over data that each rank takes for itself by arithmetic with its rank (`files[rank::world_size]`,
-    `range(rank, len(data), world_size)`, `islice(stream, rank, None, world_size)`, `array_split(...)[rank]`, a slice
-    of which the last rank takes the rest), where nothing makes the parts equal. In a run: the lengths.
+    loop with a training step or a collective in each turn, over data that each rank takes for itself by arithmetic with
+    its rank (`files[rank::world_size]`, `range(rank, len(data), world_size)`, `islice(stream, rank, None, world_size)`,
+    `array_split(...)[rank]`, a slice of which the last rank takes the rest), where nothing makes the parts equal. In a
+    run: the lengths.
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
@@ -70,7 +71,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes"}),
     subjects=("training-loader",),
-    triggers=("DataParallel", "fully_shard", "ccelerat", "Fabric", "auto_model", "reduce"),
+    triggers=("DataParallel", "fully_shard", "ccelerat", "Fabric", "auto_model", "reduce", "gather", "barrier"),
 )
 _EVEN = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
@@ -125,6 +126,8 @@ _BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic"
 _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorDataset": (0, "")}
 # Iterators without an end, and a sampler that is as long as it is asked to be.
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
+# Collectives that begin or end a job, or make a group: their name says so, and they have other checks.
+_ONCE = frozenset({"init_process_group", "destroy_process_group", "init_device_mesh", "new_group"})
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -144,24 +147,34 @@ def in_source(script: Script) -> Iterator[Finding]:
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
             yield _finding(part, loader.location, feeding.backward, batches, by_hand=by_hand)
-    for backward in projection.in_course("backward"):
-        if not machine.parts or not (through_ddp(projection, backward) or by_shards(backward) or by_hand):
+    for event in projection.in_course("backward", "collective") if machine.parts else ():
+        if event.kind == "backward" and not (through_ddp(projection, event) or by_shards(event) or by_hand):
             continue
-        for loop in backward.loops:
-            part = _part_of(machine, loop.iterable)
-            if part is None or part.node in seen or not _is_bare(loop.iterable) or part.items is not None:
+        if event.kind == "collective" and (event.name in _ONCE or event.undecided or "group" in event.named):
+            continue
+        for loop in event.loops:
+            part, batches = _part_of(machine, loop.iterable) or _part_of(machine, loop.whole), None
+            made = machine.object(loop.iterable) if event.kind == "collective" else None
+            if made is not None and made.kind == "loader":
+                part = _part_of_loader(machine, made)
+                batches = None if part is None else _batches(part, made)
+            if part is None or part.node in seen or not _is_bare(loop.iterable):
                 continue
-            if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
+            if (part.items is not None and batches is None) or not _runs_to_its_end(event, loop):
+                continue
+            if not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
-                yield _finding(part, part.location, backward, None, by_hand=by_hand)
+                place = part if made is None else made
+                yield _finding(part, place.location, event, batches, by_hand=by_hand)
 
 
 def _finding(
-    part: Part, place: Location, backward: Event, batches: tuple[int, int, int] | None, *, by_hand: bool
+    part: Part, place: Location, event: Event, batches: tuple[int, int, int] | None, *, by_hand: bool
 ) -> Finding:
-    """Return the finding at the loader or the division; ``by_hand``: there is no DDP model to join.
+    """Return the finding at the loader or the division, of the backward or the collective that waits for all ranks.
 
     ``batches``, for a known number of items: a number of ranks, and the batches of its first and of its last rank.
+    ``by_hand``: there is no DDP model to join.
     """
     if part.with_rest:
         division = "the last rank takes the remainder here: a different number of items than the others"
@@ -170,23 +183,21 @@ def _finding(
     else:
         ranks, first, last = batches
         division = f"{part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
-    sharded = by_shards(backward)
+    model = "sharded" if by_shards(event) else "DDP"
+    waits = f"this backward of a {model} model waits for all ranks, once for each batch"
+    if event.kind == "collective":
+        waits = f"{event.name} waits for all ranks, in each turn"
+    elif by_hand:
+        waits = "the gradients of this backward are averaged over all ranks, once for each batch"
+    joinable = event.kind == "backward" and model == "DDP" and not by_hand
+    what, turn = ("training loop", "batch") if event.kind == "backward" else ("loop", "turn")
     return CHECK.finding(
         "source",
-        "the data of this training loop is divided by rank in parts that may differ in length: a rank with one batch "
-        "more waits for the others in its last step",
-        remedy=f"{_EVEN}." if by_hand or sharded else _REMEDY,
+        f"the data of this {what} is divided by rank in parts that may differ in length: a rank with one {turn} more "
+        f"waits for the others in its last {'step' if event.kind == 'backward' else event.name}",
+        remedy=_REMEDY if joinable else f"{_EVEN}.",
         locations=place,
-        because=(
-            (division, part.location),
-            (
-                "the gradients of this backward are averaged over all ranks, once for each batch"
-                if by_hand
-                else f"this backward of a {'sharded' if sharded else 'DDP'} model waits for all ranks, once for each "
-                "batch",
-                backward.location,
-            ),
-        ),
+        because=((division, part.location), (waits, event.location)),
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
@@ -231,14 +231,35 @@ def construct(
     if isinstance(method, Function):
         call_function(machine, node, bound_to(method, instance), positional, named, complete)
     else:
-        for name, value in named.items():
+        for name, value in _fields(machine, cls, positional, named, complete).items():
             machine.assign(instance.number, name, value)
+        finish = class_attribute(machine, cls, "__post_init__")
+        if isinstance(finish, Function):
+            call_function(machine, node, bound_to(finish, instance), [], {})
         if cls.node.bases and DISTRIBUTED_SAMPLER in base_names(machine, cls):
             make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
     if cls.node.bases:
         _note_preparation(machine, node, cls, positional, named, complete)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
+
+
+def _fields(
+    machine: Machine, cls: ProjectClass, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
+) -> Mapping[str, Value]:
+    """Return what the fields of a dataclass or a ``NamedTuple`` hold: what they are given, in the order of the fields.
+
+    Of defaults those that differ by rank: a setting that is a constant may be set later, by whatever fills settings.
+    """
+    made = [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
+    by_field = any("dataclass" in ast.unparse(entry) for one in made for entry in one.node.decorator_list)
+    if not complete or not (by_field or "typing.NamedTuple" in base_names(machine, cls)):
+        return named
+    declared = (node for one in reversed(made) for node in one.node.body if isinstance(node, ast.AnnAssign))
+    names = list(dict.fromkeys(node.target.id for node in declared if isinstance(node.target, ast.Name)))
+    defaults = {name: class_attribute(machine, cls, name) for name in names}
+    varying = {name: value for name, value in defaults.items() if isinstance(value, PerRank)}
+    return {**varying, **dict(zip(names, positional, strict=False)), **named}
 
 
 def _note_preparation(

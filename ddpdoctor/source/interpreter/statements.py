@@ -143,7 +143,7 @@ def _gone_over(iterable: ast.expr) -> ast.expr:
     What is drawn from it, cut, or laid beside something else may be less.
     """
     while isinstance(iterable, ast.Call) and iterable.args and last_name(iterable.func) in _EVERY_ITEM:
-        iterable = iterable.args[0]
+        iterable = iterable.args[last_name(iterable.func) == "range" and len(iterable.args) > 1]
     return iterable
 
 

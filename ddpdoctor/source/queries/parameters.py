@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from itertools import chain
 
 from ddpdoctor.check import Verdict
 from ddpdoctor.files import regex
@@ -18,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Function,
     Instance,
+    PerRank,
     ProjectClass,
     SequenceValue,
     Value,
@@ -53,36 +55,57 @@ _ENTERED = frozenset({"forward", "__call__", "__init__", "training_step"})
 
 
 def unused_parts(projection: Projection) -> Iterator[Verdict]:
-    """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
-    machine, seen = projection.machine, set[ast.ClassDef]()
-    left = set[tuple[ast.ClassDef, str]]()
+    """Yield attributes with parameters of wrapped modules that no method which forward calls mentions.
+
+    Of several models that a setting chooses from only where each of them has such an attribute.
+    """
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
+    seen, left = set[ast.ClassDef](), set[tuple[ast.ClassDef, str]]()
     for wrap in (*demanding, *_lightning_fits(projection), *searching):
-        hidden = wrap in searching
-        frozen = _frozen_before(projection, wrap)
-        found: list[tuple[Instance, list[str], bool]] = []
-        for part in _modules_of(machine, wrap):
-            if part.cls.node in seen or part.number in frozen:
-                continue
-            seen.add(part.cls.node)
-            held = [
-                name
-                for name in _parameter_attributes(machine, part)
-                if getattr(machine.store.get(part.number, name), "number", None) not in frozen
-            ]
-            unused = [name for name in held if not _is_used(machine, part, name)]
-            teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
-            left |= {(part.cls.node, name) for name in (*unused, *teaching)}
-            # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
-            teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
-            found += [(part, [] if hidden else unused, False), (part, teaching, True)]
-        reached = _layers_in(machine, _module_of(wrap), left) if any(names for _, names, _ in found) else set()
-        for part, names, is_run in found:
-            own = [name for name in names if _layers_in(machine, machine.store.get(part.number, name)) - reached]
-            if own:
-                places = tuple(_places(machine, part, own))
-                yield _unused(wrap, part.cls.node.name, own, places, is_run=is_run, is_hidden=hidden)
+        module = _module_of(wrap)
+        models = [] if module is None or isinstance(module, PerRank) else list(options_of(module))
+        found = [list(_unused_in(projection, wrap, model, seen, left, hidden=wrap in searching)) for model in models]
+        if all(found):
+            yield from chain.from_iterable(found)
+
+
+def _unused_in(
+    projection: Projection,
+    wrap: Event,
+    model: Value,
+    seen: set[ast.ClassDef],
+    left: set[tuple[ast.ClassDef, str]],
+    *,
+    hidden: bool,
+) -> Iterator[Verdict]:
+    """Yield the verdicts on one model that a wrap may hold.
+
+    ``seen`` has the classes that were looked at, ``left`` their attributes that nothing comes to.
+    """
+    machine, frozen = projection.machine, _frozen_before(projection, wrap)
+    found: list[tuple[Instance, list[str], bool]] = []
+    for part in _readable_parts(machine, model):
+        if part.cls.node in seen or part.number in frozen:
+            continue
+        seen.add(part.cls.node)
+        held = [
+            name
+            for name in _parameter_attributes(machine, part)
+            if getattr(machine.store.get(part.number, name), "number", None) not in frozen
+        ]
+        unused = [name for name in held if not _is_used(machine, part, name)]
+        teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
+        left.update((part.cls.node, name) for name in (*unused, *teaching))
+        # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
+        teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
+        found += [(part, [] if hidden else unused, False), (part, teaching, True)]
+    reached = _layers_in(machine, model, left) if any(names for _, names, _ in found) else set()
+    for part, names, is_run in found:
+        own = [name for name in names if _layers_in(machine, machine.store.get(part.number, name)) - reached]
+        if own:
+            places = tuple(_places(machine, part, own))
+            yield _unused(wrap, part.cls.node.name, own, places, is_run=is_run, is_hidden=hidden)
 
 
 def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.ClassDef, str]] = frozenset()) -> set[int]:
@@ -191,9 +214,12 @@ def _demands_all(wrap: Event) -> bool:
 def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
     """Yield the project's modules in a wrapped module; none if the module itself is not certain."""
     module = _module_of(wrap)
-    if module is None or len(list(options_of(module))) != 1:
-        return
-    for part in parts_of_module(machine, module):
+    if module is not None and len(list(options_of(module))) == 1:
+        yield from _readable_parts(machine, module)
+
+
+def _readable_parts(machine: Machine, model: Value) -> Iterator[Instance]:
+    for part in parts_of_module(machine, model):
         if isinstance(part, Instance) and _is_readable(machine, part.cls):
             yield part
 

@@ -214,13 +214,21 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if event.ranks in FIRST_RANKS or _is_of_first_rank(event):
             of_these = [one for one in reducing if _may_reduce(one, said)]
             found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these, said))
-            found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
+            found = found and not all(
+                _is_of_shared_batch(projection, event.loops, one) if in_pass else is_of_whole_set(projection, one)
+                for one in said
+            )
         else:
             alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
             found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
             found = found and (
                 any(_is_of_shard(projection, value, training) for value in said)
-                or (quiet_loggers and _is_log_line(event) and not reducing)
+                or (
+                    quiet_loggers
+                    and _is_log_line(event)
+                    and not reducing
+                    and not all(is_of_whole_set(projection, one) for one in said)
+                )
             )
         if found and not communicates(projection, event):
             seen.add(event.node)
@@ -403,6 +411,33 @@ def is_of_whole_set(projection: Projection, value: Value) -> bool:
     """
     numbers = {number for kind, number in tags_of(value) if kind == "batch"}
     return any(_gives_all(projection, projection.machine.events.get(number)) for number in numbers)
+
+
+def _is_of_shared_batch(projection: Projection, loops: Sequence[LoopAround], value: Value) -> bool:
+    """Return whether a value comes from a batch that all ranks have which go over its loader, in the innermost pass."""
+    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    for loop in reversed(loops):
+        over = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
+        over.update(one.number for one in options_of(loop.iterable) if isinstance(one, ExternalObject))
+        if over & numbers:
+            loaders = [projection.machine.events.get(number) for number in over & numbers]
+            return all(_gives_all(projection, one) and not _may_differ(one) for one in loaders)
+    return False
+
+
+def _may_differ(loader: Event | None) -> bool:
+    """Return whether batches of a loader that gives every rank the whole may be other samples on each: not where one
+    rank alone has the data, nor where they come in the order of the data.
+    """
+    if loader is None or loader.ranks in FIRST_RANKS:
+        return loader is None
+    data = loader.argument("dataset", 0) or NONE
+    orders = [
+        value for name, place in (("sampler", 3), ("batch_sampler", 4)) if (value := loader.argument(name, place))
+    ]
+    in_order = all(one == NONE or getattr(one, "name", "").endswith("SequentialSampler") for one in orders)
+    alone = isinstance(data, PerRank) and where_there(data) != data
+    return not (alone or (in_order and constant(loader.argument("shuffle", 2) or NONE) is not True))
 
 
 def _gives_all(projection: Projection, loader: Event | None) -> bool:

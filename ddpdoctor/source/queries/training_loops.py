@@ -186,7 +186,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return sampler_division(machine, made.argument("sampler", 0) or Unknown())
     if made.name in _WHOLE_SAMPLERS:
         dataset = made.argument("data_source", 0)
-        return "unknown" if dataset is None or divided_by_rank(machine, dataset) else "whole"
+        return "unknown" if dataset is None or divided_by_rank(machine, where_there(dataset)) else "whole"
     return "unknown"
 
 

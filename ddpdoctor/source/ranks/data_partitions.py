@@ -26,7 +26,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 
 PART = "part"
 """Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""
@@ -79,7 +79,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     kept = frozenset(tag for tag in result.tags if tag[0] != PART)
     if not is_varying(upper):
         return Unknown(result.varying, result.opaque, kept | {CUT})
-    if lower is not None and is_rank(lower) and _takes_rest(machine, limits.upper):
+    if lower is not None and is_rank(lower) and CUT not in kept and _takes_rest(machine, limits.upper):
         return as_part(machine, node, Unknown(True, False, kept), with_rest=True)
     return Unknown(result.varying, result.opaque, kept) if kept != result.tags else result
 
@@ -176,6 +176,11 @@ def may_even_out(store: Store, module: Module, *, with_rest: bool) -> bool:
 
 
 def _evens(store: Store, module: Module, node: ast.BinOp, *, with_rest: bool) -> bool:
+    if isinstance(node.op, ast.Mult) and with_rest:  # As many items as there are places: the last part is filled up.
+        sides = _names(node.left), _names(node.right)
+        others = [other for one, other in (sides, sides[::-1]) if one & _worlds(store)]
+        ranks = rank_names(store)
+        return any(other and not other & ranks and not any(map(_NO_DATA.search, other)) for other in others)
     if not isinstance(node.op, (ast.Mod, ast.FloorDiv, ast.Div)) or not _names(node.right) & _worlds(store):
         return False
     names = _names(node.left)
@@ -256,8 +261,22 @@ def _takes_rest(machine: Machine, upper: ast.expr) -> bool:
     return any(
         (isinstance(value, ast.IfExp) and _is_last_rank(machine.store, value.test))
         or (isinstance(value, ast.Call) and last_name(value.func) == "min" and "ceil" in module.words)
+        or any(_rounds_up(machine.store, part) for part in made_from(value, module.body_around(upper)))
         for value in values
     )
+
+
+def _rounds_up(store: Store, node: ast.AST) -> bool:
+    """Return whether the number of ranks divides something, rounded up: the last part is the shortest."""
+    if isinstance(node, ast.Call):
+        divided = node.args[0] if node.args and last_name(node.func) == "ceil" else None
+        return isinstance(divided, ast.BinOp) and bool(_names(divided.right) & _worlds(store))
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv):
+        return False
+    worlds = _names(node.right) & _worlds(store)
+    negative = isinstance(node.left, ast.UnaryOp) and isinstance(node.left.op, ast.USub)
+    below = isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Sub) and _names(node.left) & worlds
+    return bool(worlds) and (negative or bool(below))
 
 
 def _is_named(target: ast.expr, name: str) -> bool:

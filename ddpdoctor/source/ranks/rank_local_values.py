@@ -578,7 +578,7 @@ def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Valu
 def statistics_in(machine: Machine, value: Value, use: Event) -> list[Statistic]:
     """Return the statistics that a value is made of and that are older than the batch that they are used for."""
     found = (machine.statistics[number] for kind, number in tags_of(value) if kind == STATISTIC)
-    return sorted((one for one in found if _outlasts(one, use)), key=lambda one: one.location.line)
+    return sorted((one for one in found if _outlasts(one, use)), key=lambda one: one.location)
 
 
 def with_keys(value: Value, key: Value) -> Value:
