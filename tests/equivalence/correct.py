@@ -17,7 +17,6 @@ from tests.equivalence.cases import (
     REDUCE,
     STEP,
     SUM,
-    SUMS_BY_HAND,
     WRAP,
     Case,
 )
@@ -369,19 +368,4 @@ CORRECT = (
             ),
         ),
     ),
-    Case("ragged", "ragged", may_be_unclear=True, says="at once", quick=True),
-    Case(
-        "ragged: the mean of the counts",
-        "ragged",
-        ((" * world / total", " / torch.clamp(total / world, min=1)"),),
-        may_be_unclear=True,
-    ),
-    Case(
-        "ragged: the rank's own count",
-        "ragged",
-        (("    dist.all_reduce(total)\n", ""), ("* world ", "")),
-        may_be_unclear=True,
-    ),
-    Case("ragged: a fixed number", "ragged", ((" * world / total", " / 100"),), may_be_unclear=True),
-    Case("ragged: summed by hand", "ragged", ((" * world / total", " / total"), *SUMS_BY_HAND), may_be_unclear=True),
 )

@@ -286,7 +286,8 @@ class _Judge:
         noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
         # What rounding would make of gradients does not matter where they are nearly the same.
         if alike and within <= (REDUCED_TOLERANCE if noisy else CHAOTIC):
-            return EquivalenceSection(status="equal", **common)
+            counted = tuple(("divisor", file, line) for _, file, line in self._runs.ranks[0][0].counted)
+            return EquivalenceSection(status="equal", places=counted, **common)
         if noisy or alike:
             return unclear("the ranks themselves get other gradients when they are run again", **common)
         found = self._explanation(apart)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.wording import count
-from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.equivalence_section import COUNTED_TWICE, EquivalenceSection
 from ddpdoctor.finding import rank_list
 
 
@@ -87,10 +87,7 @@ def remedy(section: EquivalenceSection) -> str:
         if section.factor == 0:
             return "Let the loss of every rank depend on these modules, through the forward of the DDP model."
         if _counts(section):
-            return (
-                "Multiply the loss by the world size, `loss = total * world_size / count`: the mean over the ranks"
-                " divides by it once more."
-            )
+            return COUNTED_TWICE
         much = (section.factor or 0) > 1
         undone = "multiplies by the world size, or a reduction that sums" if much else "divides by the world size"
         return f"DDP averages over the ranks: remove what else {undone}; if it is to be so, say so in a comment."
