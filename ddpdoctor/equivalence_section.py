@@ -6,6 +6,12 @@ from typing import Literal
 
 import msgspec
 
+COUNTED_TWICE = (
+    "Multiply the loss by the world size, `loss = total * world_size / count`: the mean over the ranks divides by it"
+    " once more."
+)
+"""The remedy of a loss that is divided by a count of all ranks and averaged over the ranks on top."""
+
 
 class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the ranks train what one process would on the same samples."""
@@ -39,7 +45,7 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...] = ()
     """Targets that each rank counts, where its share in one process is theirs."""
     places: tuple[tuple[str, str, int], ...] = ()
-    """What is called where: name, file and line."""
+    """What is called where: name, file and line; of equal gradients, divisors that are counts of all ranks."""
     statistics_by_rank: bool = False
     """Batch norms take the statistics of each rank's samples, and did so in one process as well."""
     in_turn: bool = False

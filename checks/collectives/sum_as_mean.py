@@ -129,7 +129,8 @@ def _starts_from(node: ast.AST, name: str) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     receiver = node.func.value
-    starts = [receiver, *node.args, *(receiver.args if isinstance(receiver, ast.Call) else ())]
+    scaled = isinstance(receiver, ast.Call) and last_name(receiver.func) == "scale"
+    starts = [receiver, *node.args, *(receiver.args if scaled else ())]  # type: ignore[attr-defined]
     return any(isinstance(start, (ast.Name, ast.Attribute)) and ast.unparse(start) == name for start in starts)
 
 

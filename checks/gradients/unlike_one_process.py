@@ -4,7 +4,8 @@ What it finds
     A rehearsal in which the optimizers of the ranks get other gradients than those of one process that is given the
     samples of all ranks: a multiple of them, for all parameters or for some; other shares of the ranks' samples; a loss
     that one rank computes otherwise; gradients that are cut at a gather, clipped or stepped with before they are
-    averaged.
+    averaged. In the source: a loss that is divided by a count which was added up over all ranks, and that no number of
+    ranks multiplies.
 
 Why it is bad
     DDP promises that training on N ranks is training on a batch N times as large. Where the gradient is another one,
@@ -33,7 +34,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.checks.gradients.divided_losses_source import divided_losses
+from ddpdoctor.equivalence_section import COUNTED_TWICE
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -41,12 +46,30 @@ if TYPE_CHECKING:
 CHECK = Check(
     code="DDP223",
     name="unlike-one-process",
-    severity={"rehearsal": Severity.WARNING},
+    severity=dict.fromkeys(("source", "rehearsal"), Severity.WARNING),
     needs=frozenset({"equivalence"}),
+    subjects=("wrap", "loss"),
+    triggers=("reduce", "gather"),
 )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding]:
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report losses that are divided by a count of all ranks before DDP averages their gradients."""
+    for divided in divided_losses(whole_projection(script)):
+        place, count = divided.location, divided.module.excerpt(divided.divisor, 40)
+        yield CHECK.finding(
+            "source",
+            f"the loss is divided by `{count}`, a count of all ranks, and DDP averages over the ranks on top",
+            remedy=COUNTED_TWICE,
+            locations=(place, divided.reduction.location),
+            because=(
+                ("the count is added up over the ranks here", divided.reduction.location),
+                ("this backward averages the gradients, which are then 1/N of those of one process", divided.backward),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report how the gradients differ."""
     from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy
     from ddpdoctor.diagnosis.wording import site_location
@@ -54,6 +77,9 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
     backwards = (site_location(record.site(one.site)) for one in record.backwards if one.rank == 0)
     backward = next((place for place in backwards if place is not None), None)
     for section in record.equivalence:
+        if section.status == "equal":
+            for _, file, line in section.places:
+                yield Refuted(location=Location(file=file, line=line), reason="the gradients are those of one process")
         if section.status != "differs":
             continue
         places = tuple(Location(file=file, line=line) for _, file, line in section.places if file)

@@ -115,7 +115,7 @@ class _Comparison:
             return unclear(self._stopped or "started as one process the script makes no optimizer step")
         runs = Runs(ranks=tuple(ranks), one=one, cuts=tuple(_cuts(record)), has_loaders=loaders, in_turn=in_turn)
         section = compare(runs)
-        if needs_controls(section):
+        if needs_controls(section) and not in_turn:
             runs = msgspec.structs.replace(runs, again=tuple(self._run_ranks("again")[1]))
             section = compare(runs)
         if needs_controls(section):

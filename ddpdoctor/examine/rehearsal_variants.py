@@ -94,7 +94,7 @@ def is_compared(
 
 def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
     """Return the checks that look at the comparison with one process."""
-    return [entry for entry in entries if not entry.in_source and "equivalence" in load(entry).check.needs]
+    return [entry for entry in entries if "equivalence" in load(entry).check.needs]
 
 
 def with_comparison(record: RunRecord, section: EquivalenceSection) -> RunRecord:
@@ -108,9 +108,21 @@ def with_comparison(record: RunRecord, section: EquivalenceSection) -> RunRecord
 
 
 def with_run_of(base: Sequence[CheckResult], more: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
-    """Return the results with those of checks that were run again."""
+    """Return the results with those of checks that looked at a run again, beside what they say of the source."""
     again = {result.code: result for result in more}
-    return tuple(again.get(result.code, result) for result in base)
+    return tuple(_of_both(result, again[result.code]) if result.code in again else result for result in base)
+
+
+def _of_both(base: CheckResult, run: CheckResult) -> CheckResult:
+    of_source = "" if base.by_nature else base.gap
+    return msgspec.structs.replace(
+        run,
+        from_source=base.from_source,
+        gap=run.gap or of_source,
+        unfollowed=base.unfollowed and not run.gap,
+        bound_hit=base.bound_hit or run.bound_hit,
+        crashed=base.crashed or run.crashed,
+    )
 
 
 def with_variant(base: Sequence[CheckResult], more: Sequence[CheckResult], variant: Variant) -> tuple[CheckResult, ...]:

@@ -191,6 +191,7 @@ FAULTS = (
         ((" * world / tokens", " / tokens"),),
         "scaled",
         0.5,
+        line="tokens",
     ),
     Case(
         "language: the mean over padded positions",

@@ -14,13 +14,19 @@ from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import Against, equivalence
 from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
-from tests.equivalence import against, cases, correct, sharded
+from tests.equivalence import against, cases, correct, counted, sharded
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 
 FACTOR_WITHIN = 0.02
 SHARDED = (*sharded.FAULTS, *sharded.CORRECT, *against.FAULTS, *against.CORRECT)
-TABLE = (*cases.FAULTS, *correct.CORRECT, *(SHARDED if hasattr(torch.distributed.fsdp, "fully_shard") else ()))
+_COUNTED = (*counted.FAULTS, *counted.CORRECT)
+TABLE = (
+    *cases.FAULTS,
+    *correct.CORRECT,
+    *_COUNTED,
+    *(SHARDED if hasattr(torch.distributed.fsdp, "fully_shard") else ()),
+)
 """Before torch 2.6 there is no ``fully_shard`` that is public."""
 
 

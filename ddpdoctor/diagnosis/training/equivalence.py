@@ -64,7 +64,9 @@ class Step(msgspec.Struct, frozen=True):
     scalings: Mapping[tuple[str, str, int], float] = {}
     """By which numbers losses are multiplied or divided: ``mul`` or ``div``, file and line, …"""
     scaled_back: tuple[tuple[str, float], ...] = ()
-    """… and which of these operations a backward has."""
+    """… which of these operations a backward has, …"""
+    counted: Mapping[tuple[str, str, int], tuple[str, int]] = {}
+    """… and where the number of a scaling was all-reduced."""
     state: str = ""
     """A digest of the parameters before the step."""
     unmatched_draws: int = 0
@@ -127,6 +129,9 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         losses=tuple(head["losses"]),
         scalings={(str(kind), str(file), int(line)): float(by) for kind, file, line, by in head["scalings"]},
         scaled_back=tuple((str(kind), float(by)) for kind, by in head["scaled_back"]),
+        counted={
+            (str(kind), str(file), int(line)): (str(at), int(row)) for kind, file, line, at, row in head["counted"]
+        },
         state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
         random=str(head["random"]),
@@ -281,7 +286,8 @@ class _Judge:
         noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
         # What rounding would make of gradients does not matter where they are nearly the same.
         if alike and within <= (REDUCED_TOLERANCE if noisy else CHAOTIC):
-            return EquivalenceSection(status="equal", **common)
+            counted = tuple(("divisor", file, line) for _, file, line in self._runs.ranks[0][0].counted)
+            return EquivalenceSection(status="equal", places=counted, **common)
         if noisy or alike:
             return unclear("the ranks themselves get other gradients when they are run again", **common)
         found = self._explanation(apart)
@@ -305,7 +311,7 @@ class _Judge:
         if self._runs.against and self._runs.again:
             return self._says("other", self._differ)
         if self._runs.in_turn:
-            return _open("the gradients of passes that one process makes one after the other have another direction")
+            return self._by_parts()
         if beside := self._beside():
             # Parameters are set to those of the ranks after each step, and these are not.
             held = ", ".join(beside[:3])
@@ -360,15 +366,28 @@ class _Judge:
                 f"1/{self._world} of that, and which is meant cannot be told"
             )
             return _open(reason)
-        if (
-            self._runs.against
-            or not factor
-            or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2))
-        ):
+        if self._runs.against or not factor or self._is_of_world(factor):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
             places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
             return self._says(kind, [] if whole else rows, factor=round(factor, 4), places=places)
         return _open(f"the gradients differ by a factor of {factor:.2f}, which no number of ranks explains")
+
+    def _by_parts(self) -> dict[str, Any]:
+        """Gradients of batches that one process cannot be given at once: it may be told how they are added up."""
+        if not self._runs.alone:
+            reason = "the gradients of passes that one process makes one after the other have another direction"
+            return _open(reason, kind="" if self._runs.has_loaders else "unexplained")
+        fits = [] if any(step.unmatched_draws for steps in self._runs.alone for step in steps) else self._fits()
+        if not fits or any(fit.rest_of_ranks > EXPLAINED * self._tolerance or min(fit.of_ranks) < 0 for fit in fits):
+            return _open("one process cannot be given the batches of all ranks at once")
+        factor = sum(fits[0].of_ranks)
+        if all(self._is_same(sum(fit.of_ranks), factor) for fit in fits) and self._is_of_world(factor):
+            whole = {"equal": 0, "within": round(abs(1 - factor) / max(1, factor), 4), "factors": ()}
+            return self._says("scaled", [], factor=round(factor, 4), places=self._scaled_at(factor), **whole)
+        return _open("one process cannot be given the batches of all ranks at once")
+
+    def _is_of_world(self, factor: float) -> bool:
+        return any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2))
 
     def _combined(self) -> dict[str, Any]:
         """Gradients of another direction."""
@@ -443,16 +462,26 @@ class _Judge:
         return None
 
     def _scaled_at(self, factor: float) -> tuple[tuple[str, str, int], ...]:
-        """Return the one line whose number makes this factor: it is another one in one process."""
+        """Return the one line whose number makes this factor: it is another one in one process, or a count of all ranks
+        that is named with the line where it was added up.
+        """
         mine, one = self._runs.ranks[0][0], self._runs.one[0]
-        places = set()
-        for (kind, file, line), number in mine.scalings.items():
-            other = one.scalings.get((kind, file, line))
-            if not number or not other or (kind, number) not in mine.scaled_back:
+        alone = [steps[0].scalings for steps in self._runs.alone]
+        places: dict[tuple[str, str, int], tuple[tuple[str, str, int], ...]] = {}
+        for place, number in mine.scalings.items():
+            kind, file, line = place
+            if not number or (kind, number) not in mine.scaled_back:
                 continue
-            if self._is_same(number / other if kind == "mul" else other / number, factor):
-                places.add(("loss", file, line))
-        return tuple(places) if len(places) == 1 else ()
+            other = 0.0 if self._runs.in_turn else one.scalings.get(place, 0.0)
+            parts = [scalings.get(place, 0.0) for scalings in alone]
+            if other and self._is_same(number / other if kind == "mul" else other / number, factor):
+                places[place] = (("loss", file, line),)
+            elif all(parts) and self._is_same(factor, 1 / self._world):
+                whole = sum(parts) if kind == "div" else 1 / sum(1 / part for part in parts)
+                if self._is_same(number, whole):
+                    counted = [("count", *mine.counted[place])] if place in mine.counted else []
+                    places[place] = (("divisor", file, line), *counted)
+        return next(iter(places.values())) if len(places) == 1 else ()
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""

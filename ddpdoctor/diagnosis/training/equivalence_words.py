@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.wording import count
-from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.equivalence_section import COUNTED_TWICE, EquivalenceSection
 from ddpdoctor.finding import rank_list
 
 
@@ -46,7 +46,9 @@ def difference(section: EquivalenceSection) -> str:
     of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
     of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
     if section.kind == "scaled":
-        return f"{ranks} ranks compute {times} that {would} on the same batches{norms}"
+        told = f"{ranks} ranks compute {times} that {would} on the same batches{norms}"
+        twice = ": the loss is divided by a count of all ranks, and averaged over the ranks on top"
+        return f"{told}{twice}" if _counts(section) else told
     if section.kind == "part":
         return f"{ranks} ranks compute {times}{of_modules} that {would}, and the same of the rest{norms}"
     if section.kind == "other":
@@ -73,6 +75,10 @@ def difference(section: EquivalenceSection) -> str:
     return f"each rank steps with a gradient{of_modules} of its own, which is not averaged"
 
 
+def _counts(section: EquivalenceSection) -> bool:
+    return any(name == "divisor" for name, _, _ in section.places)
+
+
 def remedy(section: EquivalenceSection) -> str:
     """Return what to do about a difference."""
     if section.against:
@@ -80,6 +86,8 @@ def remedy(section: EquivalenceSection) -> str:
     if section.kind in ("scaled", "part"):
         if section.factor == 0:
             return "Let the loss of every rank depend on these modules, through the forward of the DDP model."
+        if _counts(section):
+            return COUNTED_TWICE
         much = (section.factor or 0) > 1
         undone = "multiplies by the world size, or a reduction that sums" if much else "divides by the world size"
         return f"DDP averages over the ranks: remove what else {undone}; if it is to be so, say so in a comment."

@@ -74,20 +74,20 @@ def _of_variable(
     added = (one for one in module.index.within(around, ast.AugAssign) if one.lineno < line)
     if any(ast.unparse(one.target) == text and isinstance(one.op, ast.Add) for one in added):
         return "sum"
-    assigned = [pair for one in module.index.within(around, ast.Assign) for pair in _pairs(one) if one.lineno <= line]
+    assigned = [pair for one in module.index.within(around, ast.Assign) for pair in pairs_of(one) if one.lineno <= line]
     values = [value for target, value in assigned if ast.unparse(target) == text]
     if values:
         return number_kind(modules, module, around, values[-1], values[-1].lineno - 1, depth + 1)
     if isinstance(around, ast.FunctionDef):
         kinds = {
             number_kind(modules, caller, caller.body_around(call), given, call.lineno, depth + 1)
-            for caller, call, given in _given(modules, around, text)
+            for caller, call, given in given_for(modules, around, text)
         }
         return kinds.pop() if len(kinds) == 1 else "unknown"
     return "unknown"
 
 
-def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+def pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield the targets of an assignment with their values, those of ``a, b = one, other`` each with its own."""
     for target in statement.targets:
         several = isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
@@ -100,7 +100,7 @@ def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 _Given = tuple[Module, ast.Call, ast.expr]
 
 
-def _given(modules: Sequence[Module], function: ast.FunctionDef, name: str) -> Iterator[_Given]:
+def given_for(modules: Sequence[Module], function: ast.FunctionDef, name: str) -> Iterator[_Given]:
     """Yield what the calls of a function give for a parameter."""
     names = [one.arg for one in function.args.args]
     if name not in names:
@@ -109,7 +109,7 @@ def _given(modules: Sequence[Module], function: ast.FunctionDef, name: str) -> I
     for module in modules:
         for call in module.calls_by_name.get(function.name, ()):
             given = next((entry.value for entry in call.keywords if entry.arg == name), None)
-            if given is None and position < len(call.args):
+            if given is None and 0 <= position < len(call.args):
                 given = call.args[position]
             if given is not None:
                 yield module, call, given

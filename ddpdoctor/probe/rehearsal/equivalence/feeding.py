@@ -260,6 +260,8 @@ MOST_DRAWN_BYTES = 1 << 26
 LOSSES_NOTED = 64
 _LOSSES = {"aten::nll_loss_forward": 2, "aten::nll_loss2d_forward": 2, "aten::binary_cross_entropy_with_logits": 3}
 """Losses that take weights of classes, behind each function and module of torch's that does, and the argument."""
+_REDUCED_ELEMENTS = 64
+"""A reduced tensor that holds a count has no more."""
 _SCALINGS = {"aten::mul": "mul", "aten::mul_": "mul", "aten::div": "div", "aten::div_": "div"}
 Key = tuple[str, str, int, int]
 """Operator, file and line of the user's, and how often it was met there before."""
@@ -287,6 +289,10 @@ class Draws:
         """The numbers by which losses are multiplied or divided: operation, file and line of the user's, …"""
         self.scaled_back: dict[tuple[str, float], None] = {}
         """… and by which backward multiplies or divides: what is there, too, is no loss for a log."""
+        self.counted: dict[tuple[str, str, int], tuple[str, int]] = {}
+        """Where a number of a scaling was all-reduced."""
+        self._reduced: list[tuple[Any, tuple[str, int]]] = []
+        """The newest small tensors that were all-reduced, which get their sums after the call."""
         self.unmatched = 0
         """Draws of one process that no rank made in that way."""
 
@@ -310,8 +316,10 @@ class Draws:
                         return result if drawn is None else drawn
                     if name in _LOSSES:
                         draws._journal.guarded(draws._note_loss, name, args, harms=())
-                    if name in _SCALINGS and isinstance(result, torch.Tensor) and not result.dim():
-                        draws._journal.guarded(draws._note_scaling, _SCALINGS[name], args, harms=())
+                    if name in _SCALINGS and isinstance(result, torch.Tensor):
+                        draws._journal.guarded(draws._note_scaling, _SCALINGS[name], args, result, harms=())
+                    if name == "c10d::allreduce_":
+                        draws._journal.guarded(draws._note_reduced, args, harms=())
                 return result
 
         Seen().__enter__()
@@ -399,15 +407,29 @@ class Draws:
             counted = int((arguments[1] != arguments[4]).sum())
         self.losses.append([file, line, digest, counted])
 
-    def _note_scaling(self, name: str, arguments: Any) -> None:
+    def _note_scaling(self, name: str, arguments: Any, result: Any) -> None:
         loss, number = arguments[:2]
+        if isinstance(number, self._torch.Tensor) and not number.dim() and not number.requires_grad:
+            number = number.item()  # A loss of each token may be divided by a count, too.
+        elif result.dim():
+            return
         if type(number) not in (int, float):
             return
         in_backward = getattr(self._torch._C, "_current_graph_task_id", lambda: -1)() != -1
         if in_backward and len(self.scaled_back) < LOSSES_NOTED:
             self.scaled_back[name, float(number)] = None
         elif not in_backward and loss.requires_grad and len(self.scalings) < LOSSES_NOTED:
-            self.scalings.setdefault((name, *self._line()), float(number))
+            place = (name, *self._line())
+            self.scalings.setdefault(place, float(number))
+            sums = number if name == "div" or not number else 1 / number
+            found = [where for one, where in self._reduced if ((one - sums).abs() <= 1e-6 * abs(sums)).any()]
+            if found:
+                self.counted.setdefault(place, found[-1])
+
+    def _note_reduced(self, arguments: Any) -> None:
+        if self._torch._C._current_graph_task_id() == -1:
+            small = [(one, self._line()) for one in arguments[0] if one.numel() <= _REDUCED_ELEMENTS]
+            self._reduced = [*self._reduced, *small][-_REDUCED_ELEMENTS:]
 
     def _line(self) -> tuple[str, int]:
         frames = self._journal.user_code.frames_here(sys._getframe(2))

@@ -393,6 +393,7 @@ class FirstSteps:
             "losses": self._draws.losses,
             "scalings": [[*place, number] for place, number in self._draws.scalings.items()],
             "scaled_back": list(self._draws.scaled_back),
+            "counted": [[*place, *where] for place, where in self._draws.counted.items()],
             "unmatched_draws": self._draws.unmatched,
             "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
             "random": hash_of(random),
