@@ -25,9 +25,7 @@ from ddpdoctor.record.streams.collectives import SharedGroup
 def divergence_finding(
     check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
 ) -> Finding:
-    """Return the finding of a check about the divergence of a run; its severity is the check's unless another is
-    given.
-    """
+    """Return the finding of a check about the divergence of a run, with the check's severity unless one is given."""
     return check.finding(
         record.job.kind,
         describe.title(divergence),

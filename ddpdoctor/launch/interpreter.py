@@ -29,9 +29,7 @@ _LONGEST_S = 5.0
 
 
 def commit_of(directory: Path) -> str:
-    """Return the commit that a directory is at, with ``-dirty`` where files differ from it; empty where git does not
-    tell.
-    """
+    """Return the commit of a directory, with ``-dirty`` where files differ from it; empty where git does not tell."""
     words = ["git", "-C", str(directory), "--no-optional-locks", "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         done = subprocess.run(

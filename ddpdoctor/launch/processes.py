@@ -50,9 +50,7 @@ class JobProcesses:
         return self._launcher.poll()
 
     def outer_pid(self, pid: int) -> int | None:
-        """Return the process that a rank means by ``pid``: in a box processes have other numbers; None when it is
-        gone.
-        """
+        """Return the process that a rank means by ``pid``, which in a box is another number; None when it is gone."""
         return pid if self._box is None else self._box.outer_pid(pid)
 
     def end(self) -> None:

@@ -191,9 +191,7 @@ class Driver:
         return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Return what one function of the library says; None where the library, the GPU or the user's rights lack
-        it.
-        """
+        """Return what one function of the library says; None where library, GPU or the user's rights lack it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError as error:
@@ -233,9 +231,7 @@ def pcie_bytes_per_s(generation: int | None, width: int | None) -> float | None:
 
 
 def nvlink_bytes_per_s(active_links: int, megabytes_per_link: int | None, version: int | None) -> float | None:
-    """Return the active NVLinks of a GPU together: by the speed that the driver reports for one, else by their
-    version.
-    """
+    """Return the active NVLinks of a GPU together: by the speed that the driver reports, else by their version."""
     link = megabytes_per_link * 1e6 if megabytes_per_link else _NVLINK_BYTES_PER_S.get(version or 0)
     return None if link is None else link * active_links
 

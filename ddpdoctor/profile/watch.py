@@ -173,9 +173,7 @@ class LiveChecks:
     def with_wait(
         self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
     ) -> tuple[FindingView, ...]:
-        """Return the findings of a job that was ended while ranks waited for one that worked: that wait is among
-        them.
-        """
+        """Return the findings of a job that was ended while ranks waited for a busy one: that wait is among them."""
         finding = self.of_wait(ended_in, record)
         others = [view for view in views if view.finding.code != finding.code and not is_of_the_end(view.finding)]
         return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)

@@ -50,9 +50,7 @@ def columns_each(values: Series, width: int) -> int:
 
 
 def newest(values: Series, width: int) -> list[float | None]:
-    """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns
-    only.
-    """
+    """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns."""
     each = columns_each(values, width)
     kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
@@ -210,9 +208,7 @@ def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
 
 
 def heat_strip(lateness_ns: Series, step_ns: float | None, width: int, glyphs: Glyphs) -> Line:
-    """Return how late a rank came over time, newest at the right: taller and hotter with its share of the median
-    step.
-    """
+    """Return how late a rank came, newest at the right: taller and hotter with its share of the median step."""
     cells: list[Cell] = []
     for value in newest(lateness_ns, width):
         level = heat_of(value, step_ns)

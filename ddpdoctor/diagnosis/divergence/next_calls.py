@@ -279,9 +279,7 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
 
 
 def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
-    """Return the function that Python calls at its end; None where a thread trained, which stands for the main
-    thread.
-    """
+    """Return the function that Python calls at its end; None where a thread trained, which stands for the main one."""
     outermost = dump.frames[-1]
     return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 

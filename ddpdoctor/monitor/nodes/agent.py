@@ -320,9 +320,7 @@ class Agent:
 
 
 def _picture(record: RunRecord, state: tuple[str, int | None, bool]) -> tuple[object, ...]:
-    """Return what a hang is proved by, and the end: whether ranks stand, wait or are gone, and what their recorders
-    tell.
-    """
+    """Return what proves a hang, and the end: whether ranks stand, wait or are gone, and what their recorders tell."""
     return state, record.ranks, [len(track) for track in record.collectives]
 
 

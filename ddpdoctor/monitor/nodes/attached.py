@@ -331,9 +331,7 @@ class AttachedRun(OnlyShown):
             raise
 
     def snapshot(self) -> Snapshot:
-        """Return the newest one; raises HeadLeft where none will come any more, and RecordError where none comes
-        now.
-        """
+        """Return the newest one; raises HeadLeft where none will come any more, RecordError where none comes now."""
         try:
             newest = self._newer()
         except RecordError as error:

@@ -328,9 +328,7 @@ class Head:
         return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
-        """Forget the nodes of which nothing more will come, and whose ranks are reported of by another monitor by
-        now.
-        """
+        """Forget the nodes of which nothing more will come, and whose ranks another monitor reports by now."""
         if now_ns < self._drops_at_ns:
             return
         self._drops_at_ns = now_ns + 1_000_000_000

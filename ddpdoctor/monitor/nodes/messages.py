@@ -293,9 +293,7 @@ def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
-    """Return the columns of rows; raises RecordError where they are not those of their kind, each as long as it should
-    be.
-    """
+    """Return the columns of rows; raises RecordError where they are not those of their kind, or differ in length."""
     names, count, rounded = COLUMNS[kind], rows.count, rows.count * _ROUNDED_COLUMNS[kind]
     size = count * len(names)
     if len(rows.content) != 8 * size:

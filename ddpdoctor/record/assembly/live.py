@@ -67,9 +67,7 @@ class FlightTracks:
         return {pid for pid, entries in self._entries.items() if entries}
 
     def columns(self, pid: int) -> dict[str, array[int]]:
-        """Return the columns of a track, in the order of their start, in the process's own numbers; not to be
-        changed.
-        """
+        """Return the columns of a track, in order of start, in the process's own numbers; not to be changed."""
         if pid not in self._columns:
             self._columns[pid] = self._made(pid)
         return dict(self._columns[pid])
