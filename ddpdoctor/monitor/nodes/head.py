@@ -21,6 +21,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.launch.processes import without_signals
 from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
@@ -35,7 +36,6 @@ from ddpdoctor.monitor.nodes.messages import (
     received,
     unpack_field,
     unpack_update,
-    without_signals,
 )
 from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
