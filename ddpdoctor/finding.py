@@ -301,9 +301,7 @@ def same_lines(outer: Location, inner: Location) -> bool:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Return whether two absolute paths name the same file: Python resolves links for some modules and not for
-    others.
-    """
+    """Return whether two absolute paths name one file: Python resolves links for some modules and not for others."""
     return one == other or _real(one) == _real(other)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import io
-import signal
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.performance.summary import Phases, Traffic, VerdictState
 from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.processes import without_signals
 from ddpdoctor.monitor.snapshot import RankView, RunState, Snapshot
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
@@ -395,12 +395,8 @@ class MetricsServer:
         self._thread = threading.Thread(
             target=self._port.serve_forever, args=(_TICK_S,), name="ddpdoctor-metrics", daemon=True
         )
-        # A signal that is kept back in the main thread would end the process in one that does not keep it back.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
+        with without_signals():
             self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def take(self, snapshot: Snapshot) -> None:
         """Serve this one from now on."""

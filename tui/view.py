@@ -68,9 +68,7 @@ class View:
         return self.filters.get(self.page, "")
 
     def age(self, at_ns: int | None) -> tuple[Freshness, str]:
-        """Return how fresh a figure of that time is, and its age in words when that has to be said; what has ended
-        stays.
-        """
+        """Return how fresh a figure of that time is, and its age in words if need be; all of an ended run is fresh."""
         if at_ns is None:
             return "unknown", ""
         if self.snapshot.state == "ended":

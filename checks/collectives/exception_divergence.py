@@ -169,9 +169,7 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
 
 
 def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:
-    """Return whether nothing but a collective can fail there, which fails on every rank: a probe, or a barrier that
-    counts.
-    """
+    """Return whether only a collective can fail there, which fails on every rank: a probe, a barrier that counts."""
     nodes = {event.node for event in inside if event.kind == "collective"}
     calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
     others = [call for call in calls if call not in nodes and not any(_stands_in(call, node) for node in nodes)]

@@ -175,9 +175,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _mixed_backends(projection: Projection) -> Mismatch | None:
-    """Return the first initialisation that some ranks ask for NCCL and others for gloo; the group of all has to be of
-    one.
-    """
+    """Return the first initialisation that some ranks ask for NCCL and others for gloo; the group must be of one."""
     asked: dict[str, int] = {}
     first: Event | None = None
     for event in projection.in_course("collective"):
@@ -308,9 +306,7 @@ def cpu_tensors(projection: Projection) -> Iterator[tuple[Event, str, Location]]
 
 
 def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast.AST | None:
-    """Return the construction of a tensor on the CPU, here or in the only assignment to its name in the same
-    function.
-    """
+    """Return where a tensor is made on the CPU, here or in the only assignment to its name in the same function."""
     if isinstance(tensor, ast.Call):
         return tensor if _is_cpu_factory(module, tensor) else None
     if not isinstance(tensor, ast.Name):

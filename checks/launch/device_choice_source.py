@@ -80,9 +80,7 @@ def _moves_of_all(projection: Projection) -> Iterator[Event]:
 
 
 def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]:
-    """Return the constructions of an NCCL group after which tensors go to explicit GPUs, and no process chooses its
-    GPU.
-    """
+    """Return where an NCCL group is made after which tensors go to explicit GPUs, and no process chooses its GPU."""
     script = projection.machine.script
     if _chooses(script) or framework(script) or not is_nccl_only(projection):
         return ()

@@ -194,9 +194,7 @@ def _functions(module: Module) -> frozenset[str]:
 
 
 def _parts(condition: ast.expr) -> list[ast.expr]:
-    """Return a condition, and the last operand of an ``and`` or ``or`` that it is; the others are seen at that
-    operator.
-    """
+    """Return a condition, or the last operand of an ``and`` or ``or``; the others are seen at that operator."""
     return [condition.values[-1]] if isinstance(condition, ast.BoolOp) else [condition]
 
 
@@ -205,9 +203,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _function(script: Script, module: Module, node: ast.Name | ast.Attribute) -> Location | None:
-    """Return where the function is defined that a name certainly stands for; ``_NO_LOCATION`` when outside of the
-    project.
-    """
+    """Return where the function is defined that a name certainly means; ``_NO_LOCATION`` outside of the project."""
     last = node.id if isinstance(node, ast.Name) else node.attr
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return _method(module, node)
@@ -290,9 +286,7 @@ def _is_stored(cls: ast.ClassDef, name: str) -> bool:
 
 
 def _is_rebound(module: Module, name: str) -> bool:
-    """Return whether a name is also assigned or a parameter somewhere in a module, so that it may hold something
-    else.
-    """
+    """Return whether a name is also assigned or a parameter somewhere in a module, and may hold something else."""
     return name in _rebound(module)
 
 

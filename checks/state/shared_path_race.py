@@ -137,9 +137,7 @@ def polled_files(projection: Projection) -> Iterator[Verdict]:
 
 
 def _polled(path: str, loop: Location, write: FileUse, *, own_name: bool) -> Verdict:
-    """Return what is wrong with a wait for a path; ``own_name``: by a random number, the time or the process of each
-    rank.
-    """
+    """Return what is wrong with a wait for a path; ``own_name``: by a random number, time or process of a rank."""
     if own_name:
         return Verdict(
             sentence=f"ranks wait until {path} exists, a name that each of them makes for itself: only rank 0's own is "

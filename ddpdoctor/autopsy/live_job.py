@@ -124,9 +124,7 @@ def _open_ports(pid: int) -> set[int]:
 
 
 def _ask_store(address: str, port: int, key: str) -> bytes:
-    """Return the value of a key in a TCPStore, if it has one; a store is asked whether it has it, and is not made to
-    wait.
-    """
+    """Return the value of a key in a TCPStore, if it has one; the store is not made to wait for it."""
     name = struct.pack("=Q", len(key)) + key.encode()
     with socket.create_connection((address, port), timeout=PATIENCE_S) as store:
         store.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=BQ", _CHECK, 1) + name)

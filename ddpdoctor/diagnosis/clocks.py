@@ -81,9 +81,7 @@ class ClockBounds:
         return Clock(offset_ns=(low_ns + high_ns) // 2, at_ns=at_ns, drift=drift, error_ns=(high_ns - low_ns + 1) // 2)
 
     def _drift(self) -> float:
-        """Return the least drift that joins the narrowest old bound with the narrowest new one; 0 where none is
-        needed.
-        """
+        """Return the least drift that joins the narrowest old bound with the narrowest new one; 0 if none is needed."""
         half = len(self._bounds) // 2
         if half < 8:
             return 0.0

@@ -25,9 +25,7 @@ from ddpdoctor.record.streams.collectives import SharedGroup
 def divergence_finding(
     check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
 ) -> Finding:
-    """Return the finding of a check about the divergence of a run; its severity is the check's unless another is
-    given.
-    """
+    """Return the finding of a check about the divergence of a run, with the check's severity unless one is given."""
     return check.finding(
         record.job.kind,
         describe.title(divergence),
@@ -58,10 +56,11 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         return "shared-group"
     if divergence.form in ("desync", "crossed", "swapped"):
         return "desync"
-    if divergence.form == "absentee" and not _ran_to_its_end(divergence):
-        if _raised(divergence):
+    ends = {turn.action for turn in divergence.turns + divergence.proof if turn.rank == divergence.culprit}
+    if divergence.form == "absentee" and "finished" not in ends and ends & {"raised", "signalled", "left-by-exit"}:
+        if "raised" in ends:
             return _named(divergence, record) or _unnamed(divergence, record)
-        if _killed(divergence):
+        if "signalled" in ends:
             if record.job.stop_reason == "memory":
                 return "lacking-machine"
             return "killed" if record.job.kind != "rehearsal" else "early-exit"
@@ -150,23 +149,6 @@ def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | Non
     ranks = {turn.rank for turn in divergence.turns}
     found = (skip for skip in skipped_batches(record) if ranks & set(skip.skipped_on) and ranks & set(skip.trained_on))
     return next(found, None)
-
-
-def _ran_to_its_end(divergence: Divergence) -> bool:
-    turns = divergence.turns + divergence.proof
-    return any(turn.action == "finished" and turn.rank == divergence.culprit for turn in turns) or not any(
-        turn.action in ("raised", "signalled", "left-by-exit") and turn.rank == divergence.culprit for turn in turns
-    )
-
-
-def _raised(divergence: Divergence) -> bool:
-    turns = divergence.turns + divergence.proof
-    return any(turn.action == "raised" and turn.rank == divergence.culprit for turn in turns)
-
-
-def _killed(divergence: Divergence) -> bool:
-    turns = divergence.turns + divergence.proof
-    return any(turn.action == "signalled" and turn.rank == divergence.culprit for turn in turns)
 
 
 def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:

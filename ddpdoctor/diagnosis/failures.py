@@ -363,17 +363,13 @@ def may_yet_be_known(record: RunRecord, rank: Rank) -> bool:
 
 
 def _gave_up_before(rank: Rank, time_ns: int) -> bool:
-    """Return whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one
-    then.
-    """
+    """Return whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one."""
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
     return first is not None and first.time_ns < time_ns and bool(_TIMED_OUT.search(first.message))
 
 
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
-    """Return whether the others outlived a rank: they failed or were ended for it, are there, or their hearts beat
-    on.
-    """
+    """Return whether the others outlived a rank: they failed or were ended for it, live, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
     if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
         return False

@@ -165,9 +165,7 @@ class Order:
         return not self.follows(rank, time_ns, other, other_ns) and not self.follows(other, other_ns, rank, time_ns)
 
     def _reached(self, rank: int, time_ns: int) -> dict[int, int]:
-        """Return the earliest time at which each rank has come past the moment, by way of what the ranks did
-        together.
-        """
+        """Return the earliest time at which each rank has come past the moment, by what the ranks did together."""
         track = self._tracks.get(rank)
         row = bisect_left(track.started_ns, time_ns) if track is not None else 0
         later = sum(handover.from_ns >= time_ns for handover in self._handovers if handover.from_rank == rank)
@@ -411,9 +409,7 @@ class _Path:
         return any(rank == access.rank and time_ns <= access.time_ns for rank, time_ns in self._locked)
 
     def _death(self, access: Access) -> RankException | None:
-        """Return the exception of the operating system over this path that ended the rank, if it came of this
-        access.
-        """
+        """Return the operating system's exception over this path that ended the rank, if it came of this access."""
         rank = self._record.of_rank(access.rank)
         raised = root_exception(rank) if rank is not None else None
         if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):

@@ -429,9 +429,7 @@ def _is_idle(window: Sequence[ProcessSample], cpu_share: float) -> bool:
 
 
 def _is_woken(window: Sequence[ProcessSample]) -> bool:
-    """Return whether someone wakes the training thread or a child, again and again: what a socket gives is no
-    file's.
-    """
+    """Return whether someone wakes the training thread or a child again and again: a socket's data are no file's."""
     first, last = window[0], window[-1]
     lasted_ns = last.time_ns - first.time_ns
     is_main = not last.is_held and _runs_often(first.main_runs, last.main_runs, lasted_ns)

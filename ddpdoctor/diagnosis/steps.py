@@ -104,9 +104,7 @@ def recent(record: RunRecord, last_ns: int, most_steps: int = 0, fewest_steps: i
 
 
 def between(record: RunRecord, first: int, stop: int) -> RunRecord:
-    """Return the same record with the steps from ``first`` to ``stop``, exclusive, and their explicit collectives
-    only.
-    """
+    """Return the same record with the steps from ``first`` to before ``stop`` only, and their explicit collectives."""
     return msgspec.structs.replace(
         record,
         step_tracks=tuple(

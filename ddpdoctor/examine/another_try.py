@@ -150,18 +150,14 @@ def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:
 
 
 def _fails_without(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:
-    """Return whether a rehearsal may have failed because a script reads more of a checkpoint than weights, or of
-    data.
-    """
+    """Return whether a rehearsal may have failed for more of a checkpoint, or of data, than the script was given."""
     raised = list(_exceptions(record))
     failed = section.status == "failed" or (section.status == "stopped" and bool(raised))
     return failed and (section.steps <= steps_before or any(_OF_NO_WEIGHTS in one.message for one in raised))
 
 
 def another_try(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """Return the rehearsal that leaves out what may have failed this one; None where the script has to answer for
-    it.
-    """
+    """Return the rehearsal that leaves out what may have failed this one; None where the script is at fault."""
     if record.job.stop_reason == "rendezvous":
         return _with_the_other_nodes_ranks(request, record)
     if section.status != "failed" and not _left_others_waiting(record):
@@ -183,9 +179,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
 
 
 def _left_others_waiting(record: RunRecord) -> bool:
-    """Return whether the rehearsal stopped at ranks that wait for one that had raised, which is a failure like
-    others.
-    """
+    """Return whether the rehearsal stopped at ranks that wait for one that had raised: a failure like others."""
     return record.job.stop_reason == "proof" and any(_exceptions(record))
 
 
@@ -298,9 +292,7 @@ def _misses_apex(raised: RankException) -> bool:
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """Return a checkpoint that an earlier job made is not here; whether a script does without one, only its failure
-    tells.
-    """
+    """Stand in for a checkpoint of an earlier job; whether a script does without one, only its failure tells."""
     for raised in _exceptions(record):
         path = _weights_missed(raised)
         if not request.pretend or not path or path in request.absent_weights:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnosis.failures import distribution_of
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_start
+from ddpdoctor.launch.interpreter import answer_of
 from ddpdoctor.launch.launcher_options import BUILT_BY, LARGEST_BYTES
 from ddpdoctor.probe.rehearsal.pretend.other_packages import TAKES_ALL, TRACKERS
 
@@ -39,7 +39,6 @@ _ASK_PACKAGES = (
     "there={plain(one.metadata['Name']) for one in distributions()};"
     "print(json.dumps([name for name in sys.argv[1:] if plain(name) not in there]))"
 )
-_ASK_AT_MOST_S = 60.0
 _REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)?$")
 """A package that every machine needs: no address, no option, no condition."""
 
@@ -150,18 +149,7 @@ def _others(top: str, script: Script, python: str) -> tuple[str, ...]:
 
 
 def _lacking(question: str, names: Sequence[str], python: str) -> tuple[str, ...]:
-    try:
-        done = subprocess.run(
-            [python, "-c", question, *names],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_AT_MOST_S,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(re.findall(r'"([^"]+)"', done.stdout))
+    return tuple(map(str, answer_of(python, question, *names) or ()))
 
 
 def _loaded(script: Script) -> Iterator[Module]:

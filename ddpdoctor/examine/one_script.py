@@ -335,9 +335,7 @@ def conclude_all(
 
 
 def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:
-    """Return what a document says of a script that is no Python: that nothing was checked, and why; the exit code is
-    2.
-    """
+    """Return what a document says of a script that is no Python: nothing was checked, and why; the exit code is 2."""
     return Examination(
         target=request.target,
         root=str(Path.cwd()),

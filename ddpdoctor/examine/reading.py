@@ -185,9 +185,7 @@ def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts:
 
 
 def offered(modules: Iterable[tuple[str, Sequence[Finding]]], script: Script) -> Iterator[Fix]:
-    """Yield the fixes that checks, named by their modules, offer for their findings; a check that fails here offers
-    none.
-    """
+    """Yield the fixes that checks, named by their modules, offer for their findings; one that fails offers none."""
     for name, findings in modules:
         if not findings:
             continue

@@ -338,9 +338,7 @@ def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgemen
 
 
 def _lacking(record: RunRecord, root: str, script: Script | None) -> _Judgement | None:
-    """Return the rank that failed first, where it failed for what this machine lacks: whatever followed shows
-    nothing.
-    """
+    """Return the rank that failed first if it lacks something of this machine: whatever followed shows nothing."""
     from ddpdoctor.diagnosis.failures import lack_behind
 
     failed = [rank for rank in record.ranks if _failed(rank)]
@@ -436,9 +434,7 @@ def _end_is_unknown(rank: Rank) -> bool:
 
 
 def _only_signals(record: RunRecord) -> bool:
-    """Return whether nothing but signals is known of the ranks that failed: the launcher ends the peers of a dead
-    one.
-    """
+    """Return whether only signals are known of the ranks that failed: the launcher ends the peers of a dead one."""
     return all(rank.end == "signalled" for rank in record.ranks if _failed(rank))
 
 
@@ -514,9 +510,7 @@ def _with_way_out(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int, 
 
 
 def _ways_out(file: str, ran: Mapping[int, tuple[int, ...]], rank: int) -> Iterator[tuple[ast.stmt, ast.expr, str]]:
-    """Yield the statements that leave a function, a loop or the program and that this rank alone ran, by a test that
-    all ran.
-    """
+    """Yield the statements by which this rank alone left a function, loop or program, after a test that all ran."""
     tree = tree_of(file) if any(those == (rank,) for those in ran.values()) else None
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.If) and node.test.lineno not in ran:

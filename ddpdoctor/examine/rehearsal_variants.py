@@ -50,9 +50,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 def variants(stress: Sequence[Stress], *, thorough: bool, spawns_ranks: bool, nodes: int) -> Iterator[Variant]:
-    """Yield the rehearsals that follow a clean one; a script that starts its own ranks cannot be told of another
-    node.
-    """
+    """Yield the rehearsals after a clean one; a script that starts its own ranks cannot be told of another node."""
     if thorough and nodes == 1 and not spawns_ranks:
         yield Variant(layout=SECOND_NODE)
     for kind in STRESSES:

@@ -47,9 +47,7 @@ _T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 
 
 def step_times_ms(record: RunRecord) -> tuple[float, ...]:
-    """Return the duration of each step of the slowest rank, in ms, without the first, in which DDP settles its
-    buckets.
-    """
+    """Return the duration in ms of each step of the slowest rank but the first, in which DDP settles its buckets."""
     ranks = [windows_of(record, rank) for rank in record.rank_numbers()]
     fewest = min(map(len, ranks), default=0)
     rows = [[(window.end_ns - window.begin_ns) / 1e6 for window in windows[1:fewest]] for windows in ranks]

@@ -122,9 +122,7 @@ def _scopes(tree: ast.Module, training: frozenset[int]) -> Iterator[tuple[ast.Mo
 
 
 def _still_to_come(scope: ast.Module | Function, training: frozenset[int]) -> list[ast.stmt]:
-    """Return the statements of a function from the first loop around training on; all of them where a caller has the
-    loop.
-    """
+    """Return the statements of a function from the first loop around training on; all where a caller has the loop."""
     body = scope.body
     for index, statement in enumerate(body):
         if not any(_holds(statement, line) for line in training):
@@ -151,9 +149,7 @@ def _has_loop(statement: ast.stmt, training: frozenset[int]) -> bool:
 
 
 def _is_a_step(scope: ast.Module | Function) -> bool:
-    """Return whether a function is one step of a loop that stands elsewhere: it has parameters and no loop of its
-    own.
-    """
+    """Return whether a function is one step of a loop elsewhere: it has parameters and no loop of its own."""
     return isinstance(scope, Function) and bool(scope.args.args) and not any(map(_is_loop, ast.walk(scope)))
 
 

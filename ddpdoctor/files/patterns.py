@@ -132,9 +132,7 @@ class _Ignore(msgspec.Struct, frozen=True):
 
 
 def home_directory() -> Path | None:
-    """Return the user's home: what HOME says, or, where that is no absolute path, the system; None when neither knows
-    one.
-    """
+    """Return the user's home: HOME, or what the system says where that is no absolute path; None when neither knows."""
     named = os.path.expanduser("~")
     if not os.path.isabs(named):
         import pwd

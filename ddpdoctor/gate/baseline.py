@@ -195,9 +195,7 @@ def _readable(document: _File) -> bytes:
 
 
 def _kept(file: Path) -> dict[str, Entry]:
-    """Return the entries that stay: what cannot be read any more, or was edited, does not, as the user was told
-    before.
-    """
+    """Return the entries that stay: those that can be read and were not edited; of the others the user was told."""
     try:
         document = _document(file)
     except UsageError:

@@ -231,9 +231,7 @@ def _configuration_file(parsed: Parsed, environment: Mapping[str, str]) -> Path 
 
 
 def _configuration(path: Path) -> dict[str, str]:
-    """Return the scalars at the top level of a configuration, which is JSON or what ``accelerate config`` writes as
-    YAML.
-    """
+    """Return the scalars at the top level of a configuration: JSON, or what ``accelerate config`` writes as YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -244,9 +244,7 @@ def numbered_arguments(request: RehearsalRequest) -> tuple[str, ...]:
 
 
 def given_local_rank(request: RehearsalRequest) -> tuple[str, ...]:
-    """Return the local rank as an argument, where a script does not start without: the launcher fills it in for each
-    rank.
-    """
+    """Return the local rank as an argument if a script does not start without: the launcher fills it in for each."""
     option = request.local_rank_option
     passed = any(argument.partition("=")[0] == option for argument in request.arguments)
     by_launcher = request.launch.starter == "torch.distributed.launch" and option == "--local-rank"

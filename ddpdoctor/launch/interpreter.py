@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,9 +30,7 @@ _LONGEST_S = 5.0
 
 
 def commit_of(directory: Path) -> str:
-    """Return the commit that a directory is at, with ``-dirty`` where files differ from it; empty where git does not
-    tell.
-    """
+    """Return the commit of a directory, with ``-dirty`` where files differ from it; empty where git does not tell."""
     words = ["git", "-C", str(directory), "--no-optional-locks", "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         done = subprocess.run(
@@ -98,7 +97,7 @@ _ASK = (
     "found = util.find_spec('torch') is not None\n"
     "try: version = metadata.version('torch') if found else ''\n"
     "except metadata.PackageNotFoundError: version = ''\n"
-    "print(json.dumps([sys.executable, found, version, list(sys.version_info[:2])]))\n"
+    "print(json.dumps([sys.executable, found, version]))\n"
 )
 _ASK_AT_MOST_S = 60.0
 _PROJECT_ENVIRONMENTS = (".venv", "venv", ".pixi/envs/default")
@@ -151,17 +150,7 @@ def has_torch(python: str) -> bool | None:
 
 def search_path(python: str) -> tuple[str, ...]:
     """Return where an interpreter looks for modules; empty when it does not answer."""
-    try:
-        done = subprocess.run(
-            [python, "-c", "import json,sys; print(json.dumps(sys.path[1:]))"],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_AT_MOST_S,
-            stdin=subprocess.DEVNULL,
-        )
-        return tuple(json.loads(done.stdout.strip().splitlines()[-1]))
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return ()
+    return tuple(answer_of(python, "import json,sys; print(json.dumps(sys.path[1:]))") or ())
 
 
 def _named(named: str, option: str) -> Interpreter:
@@ -205,14 +194,19 @@ def _of_project(directory: Path) -> Iterator[Path]:
 
 def _ask(python: str) -> tuple[str, bool, str] | None:
     """(path, has torch, torch version) of a Python; None when it does not answer."""
+    answer = answer_of(python, _ASK)
+    return (str(answer[0]), bool(answer[1]), str(answer[2])) if answer is not None and len(answer) == 3 else None
+
+
+def answer_of(python: str, question: str, *words: str) -> list[Any] | None:
+    """Return the list that a program of one line prints as JSON; None where an interpreter does not answer."""
+    command = [python, "-c", question, *words]
     try:
-        done = subprocess.run(
-            [python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_AT_MOST_S, stdin=subprocess.DEVNULL
-        )
-        path, found, version, _ = json.loads(done.stdout.strip().splitlines()[-1])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_AT_MOST_S, stdin=subprocess.DEVNULL)
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         return None
-    return str(path), bool(found), str(version)
+    return answer if isinstance(answer, list) else None
 
 
 def _version_here() -> str:

@@ -172,9 +172,7 @@ def kept_runs_directory() -> Path:
 
 
 def named_run(name: str) -> Path:
-    """Return the run directory that the user means: a directory, or the name of a kept run; raises UsageError for a
-    file.
-    """
+    """Return the run directory that is meant: a directory, or the name of a kept run; raises UsageError for a file."""
     if Path(name).is_file():
         records = f"`ddpdoctor profile {name if name.endswith('.py') else 'train.py'}` creates one."
         raise UsageError(f"{name} is a file, but the record of a run is a directory", records)

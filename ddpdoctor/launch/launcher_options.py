@@ -39,9 +39,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     """The script and its arguments."""
 
     def count(self, option: str, launcher: str) -> int | None:
-        """Return the positive number that an option has; None when it is absent. Raises UsageError for anything
-        else.
-        """
+        """Return the positive number that an option has; None when it is absent. Raises UsageError for all else."""
         text = self.options.get(option)
         if text is None:
             return None

@@ -50,9 +50,7 @@ class JobProcesses:
         return self._launcher.poll()
 
     def outer_pid(self, pid: int) -> int | None:
-        """Return the process that a rank means by ``pid``: in a box processes have other numbers; None when it is
-        gone.
-        """
+        """Return the process that a rank means by ``pid``, which in a box is another number; None when it is gone."""
         return pid if self._box is None else self._box.outer_pid(pid)
 
     def end(self) -> None:
@@ -182,6 +180,16 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
+def without_signals() -> Iterator[None]:
+    """Threads that are started meanwhile never take a signal: one that is kept back here would end the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep a second Ctrl-C from cutting the clean-up short."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -258,14 +266,9 @@ def running_ranks(pids: Sequence[int]) -> tuple[RunningRank, ...]:
 
     Raises UsageError when there is none, or when several jobs run and none is named.
     """
-    import psutil
-
     found: dict[str, dict[int, RunningRank]] = {}
     for process in _processes(pids):
-        try:
-            rank = _rank_of(process)
-        except (psutil.Error, OSError):
-            continue
+        rank = _rank_of(process)
         if rank is not None:
             # Of a rank and its loader workers, which inherit its environment, the oldest process is the rank.
             found.setdefault(rank.job, {}).setdefault(rank.rank, rank)
@@ -317,19 +320,16 @@ def _siblings(process: psutil.Process) -> list[psutil.Process]:
     """Return the processes of the job that a rank, or a loader's worker of one, belongs to; none for a launcher."""
     import psutil
 
-    try:
-        own = _rank_of(process)
-        if own is None:
+    own = _rank_of(process)
+    if own is None:
+        try:
             parent = process.parent()
             return parent.children(recursive=True) if parent is not None and _is_spawned(process) else []
-    except (psutil.Error, OSError):
-        return []
+        except (psutil.Error, OSError):
+            return []
     found = []
     for other in _processes(()):
-        try:
-            rank = _rank_of(other)
-        except (psutil.Error, OSError):
-            continue
+        rank = _rank_of(other)
         if rank is not None and rank.job == own.job and (own.job.strip("/") or rank.launcher == own.launcher):
             found.append(other)
     return found
@@ -367,22 +367,27 @@ def _oldest_first(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _rank_of(process: psutil.Process) -> RunningRank | None:
-    environment = process.environ()
-    number = _first(environment, _RANKS)
-    name = os.path.basename(process.exe() or "")
-    if number is None or not name.startswith("python"):
+    """Return the rank that a process is; None for any other, and for one that is gone or may not be inspected."""
+    import psutil
+
+    try:
+        environment = process.environ()
+        number = _first(environment, _RANKS)
+        if number is None or not os.path.basename(process.exe() or "").startswith("python"):
+            return None
+        return RunningRank(
+            rank=number,
+            local_rank=_first(environment, _LOCALS) or 0,
+            world_size=_first(environment, _WORLDS) or 0,
+            pid=process.pid,
+            host=socket.gethostname(),
+            directory=process.cwd(),
+            launcher=process.ppid() if process.ppid() > 1 else 0,
+            job="/".join(environment.get(name, "") for name in _JOBS),
+            settings={name: environment[name] for name in sorted(_SETTINGS & environment.keys())},
+        )
+    except (psutil.Error, OSError):
         return None
-    return RunningRank(
-        rank=number,
-        local_rank=_first(environment, _LOCALS) or 0,
-        world_size=_first(environment, _WORLDS) or 0,
-        pid=process.pid,
-        host=socket.gethostname(),
-        directory=process.cwd(),
-        launcher=process.ppid() if process.ppid() > 1 else 0,
-        job="/".join(environment.get(name, "") for name in _JOBS),
-        settings={name: environment[name] for name in sorted(_SETTINGS & environment.keys())},
-    )
 
 
 def _spawned(pids: Sequence[int]) -> list[RunningRank]:

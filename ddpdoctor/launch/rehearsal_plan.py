@@ -58,9 +58,7 @@ def in_a_gpus_place(request: RehearsalRequest, device: str) -> bool:
 
 
 def _meant_for_gpus(request: RehearsalRequest) -> bool:
-    """Return whether the ranks would have trained on GPUs where there are some: what finds none takes the CPU by
-    itself.
-    """
+    """Return whether the ranks would train on GPUs where there are some: what finds none takes the CPU by itself."""
     launch = request.launch
     if launch.starter == "fabric":
         return launch.environment.get("LT_ACCELERATOR", "auto") != "cpu"

@@ -350,9 +350,7 @@ MOST_RANKS = 8
 
 
 def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) -> int | None:
-    """Return how long ago a living rank made its newest step; None while the next is not overdue, or none was made
-    yet.
-    """
+    """Return how long ago a living rank made its newest step; None while the next is not overdue, or none was made."""
     made_at_ns = [rank.stepped_at_ns for rank in ranks if rank.alive and rank.stepped_at_ns is not None]
     since_ns = now_ns - min(made_at_ns, default=now_ns)
     patience_ns = max(OVERDUE_AFTER_NS, OVERDUE_STEPS * (times.p95_ns if times is not None else 0))

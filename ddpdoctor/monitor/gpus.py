@@ -191,9 +191,7 @@ class Driver:
         return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Return what one function of the library says; None where the library, the GPU or the user's rights lack
-        it.
-        """
+        """Return what one function of the library says; None where library, GPU or the user's rights lack it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError as error:
@@ -233,9 +231,7 @@ def pcie_bytes_per_s(generation: int | None, width: int | None) -> float | None:
 
 
 def nvlink_bytes_per_s(active_links: int, megabytes_per_link: int | None, version: int | None) -> float | None:
-    """Return the active NVLinks of a GPU together: by the speed that the driver reports for one, else by their
-    version.
-    """
+    """Return the active NVLinks of a GPU together: by the speed that the driver reports, else by their version."""
     link = megabytes_per_link * 1e6 if megabytes_per_link else _NVLINK_BYTES_PER_S.get(version or 0)
     return None if link is None else link * active_links
 
@@ -332,33 +328,25 @@ class GpuSampler:
 _NO_GPUS_WITHOUT = "no GPU was sampled"
 
 
-class NodeGpus:
-    """Samples from its making until it is closed."""
+class NodeGpus(GpuSampler):
+    """Samples from its making until it is closed, and adds what it has to records."""
 
     def __init__(self) -> None:
-        self._sampler = GpuSampler()
+        super().__init__()
         self._environments: dict[int, Mapping[str, str]] = {}
         self._host = socket.gethostname()
-        self._sampler.start()
+        self.start()
 
     def added_to(self, record: RunRecord) -> RunRecord:
         """Return the record with the newest samples; returns at once, whatever the driver does."""
-        gpus = self._sampler.gpus()
+        gpus = self.gpus()
         if not gpus:
-            state = StreamState("absent", self._sampler.note() or _NO_GPUS_WITHOUT)
+            state = StreamState("absent", self.note() or _NO_GPUS_WITHOUT)
             return msgspec.structs.replace(record, streams={**record.streams, "gpus": state})
         here = [self._process(rank) for rank in record.ranks if rank.host in ("", self._host)]
         return msgspec.structs.replace(
             record, gpus=with_ranks(gpus, here), streams={**record.streams, "gpus": StreamState("complete")}
         )
-
-    def note(self) -> str:
-        """Return why there are no figures, or no new ones; empty when all is well."""
-        return self._sampler.note()
-
-    def close(self) -> None:
-        """Stop sampling."""
-        self._sampler.close()
 
     def _process(self, rank: Rank) -> RankProcess:
         environment = self._environment(rank.pid)
@@ -393,8 +381,6 @@ class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     pid: int = 0
     local_rank: int | None = None
-    device: int | None = None
-    """Index of its current CUDA device among those that it sees, where known."""
     visible: str | None = None
     """Its ``CUDA_VISIBLE_DEVICES``; None when that is not set."""
     order: str = ""
@@ -443,14 +429,12 @@ def _held(gpus: tuple[Gpu, ...], pid: int) -> dict[int, int]:
 
 
 def _named(gpus: tuple[Gpu, ...], rank: RankProcess) -> int | None:
-    """Position of the GPU that a rank's environment and device index name together."""
+    """Position of the GPU that a rank's environment and local rank name together."""
     seen = visible_positions(gpus, rank.visible, rank.order)
     if seen is None:
         return None
-    if len(seen) == 1 and rank.device in (None, 0):
-        return seen[0]
-    device = rank.local_rank if rank.device is None else rank.device
-    return seen[device] if device is not None and 0 <= device < len(seen) else None
+    number = 0 if len(seen) == 1 else rank.local_rank
+    return seen[number] if number is not None and 0 <= number < len(seen) else None
 
 
 def visible_positions(gpus: tuple[Gpu, ...], visible: str | None, order: str) -> tuple[int, ...] | None:

@@ -406,9 +406,7 @@ class LiveRun:
         return True
 
     def _up_to_date(self, *, whole: bool) -> Assembly:
-        """Return what was written until now, of the newest process of each rank only; ``whole``: as far back as it
-        reaches.
-        """
+        """Return what was written until now, of the newest process of each rank; ``whole``: as far back as it goes."""
         live = self._assembly.live
         ranks = len(live.steps) or len(self._assembly.files.find_processes()) or 1
         before, live.most_rows = live.most_rows, _rows_of_each(ranks, whole=whole)

@@ -186,6 +186,12 @@ LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
 SHOWN_OF_A_PATH = 36
 """Characters, so that the line that asked for it is shown beside it."""
+_AS_ASKED = (
+    *("spawns_ranks", "spawned_ranks", "batches", "full", "nodes", "tells_slurm", "stress", "keep", "pretend"),
+    *("absent_weights", "absent_data", "absent_packages", "absent_directories", "unseen_packages", "few_labels"),
+    *("shares_directories", "equivalence"),
+)
+"""What the probe reads of a request as it is."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 AFTER_A_FAILURE_S = 5.0
@@ -351,36 +357,20 @@ class _Rehearsal:
             "clock": kept_clock(),
             "project_root": str(root),
             "supervisor_pid": os.getpid(),
-            "spawns_ranks": self._request.spawns_ranks,
-            "spawned_ranks": self._request.spawned_ranks,
-            "batches": self._request.batches,
-            "full": self._request.full,
+            **{name: getattr(self._request, name) for name in _AS_ASKED},
             "batch_size": batch_size(self._request, self._job.device),
             "time_limit_s": time_limit_s(self._request, self._request.nproc),
             "device": self._job.device,
             "in_a_gpus_place": in_a_gpus_place(self._request, self._job.device),
-            "nodes": self._request.nodes,
             "ranks_per_node": self._request.nproc // self._request.nodes,
             "gpus_per_node": self._request.gpus_per_node or self._request.nproc // self._request.nodes,
             "slurm": self._request.slurm or self._request.tells_slurm,
-            "tells_slurm": self._request.tells_slurm,
             "has_launcher": has_launcher(self._request),
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
-            "stress": self._request.stress,
             "resume": _start_of(self._request),
             # In an overlay nothing needs to be refused.
             "allow_writes": self._request.allow_writes or self._job.overlay,
             "mount_points": mount_points() if self._job.overlay else None,
-            "keep": self._request.keep,
-            "pretend": self._request.pretend,
-            "absent_weights": self._request.absent_weights,
-            "absent_data": self._request.absent_data,
-            "absent_packages": self._request.absent_packages,
-            "few_labels": self._request.few_labels,
-            "unseen_packages": self._request.unseen_packages,
-            "absent_directories": self._request.absent_directories,
-            "shares_directories": self._request.shares_directories,
-            "equivalence": self._request.equivalence,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

@@ -82,17 +82,13 @@ class RehearsedRanks:
         return tuple(records)
 
     def shows_proof(self, record: RunRecord) -> bool:
-        """Return whether there is a proof that the job hangs or computes something else; nothing after our ending
-        is.
-        """
+        """Return whether the job is proved to hang or to compute something else; nothing after our ending counts."""
         if self.assembly.book.first_ending_ns():
             return False
         return live_verdict(self._memory, record, epoch_ns()) is not None
 
     def record(self, job: Job) -> RunRecord:
-        """Return the record of what is known so far; what the ranks say of their world and of torch goes into the
-        job.
-        """
+        """Return the record of what is known so far; what the ranks say of their world and torch goes into the job."""
         record = _recorded(self.assembly, job)
         if not self._stuck and not self._polling:
             return record

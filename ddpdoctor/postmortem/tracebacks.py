@@ -264,9 +264,7 @@ def hint_of(text: str) -> str:
 
 
 def parse(text: str) -> Raised | None:
-    """Return the last exception of a traceback that stands alone, as in the error files of torchelastic; None without
-    one.
-    """
+    """Return the last exception of a traceback that stands alone, as in error files of torchelastic; None without."""
     tracebacks = Tracebacks()
     done: list[Raised] = []
     for line in textwrap.dedent(text).splitlines():

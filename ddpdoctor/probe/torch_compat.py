@@ -142,6 +142,27 @@ def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Finder(name, callback))
 
 
+def replaces(name: str, *owners: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put the decorated function in the place of ``name`` in each of ``owners``; its first argument is the original.
+
+    A class method, which gets the class next, and a static method stay what they are.
+    """
+    held = vars(owners[0]).get(name)
+    kind: Optional[type] = type(held) if isinstance(held, (classmethod, staticmethod)) else None
+    original = getattr(owners[0], name) if kind is None else held.__func__
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def called(*arguments: Any, **options: Any) -> Any:
+            return function(original, *arguments, **options)
+
+        for owner in owners:
+            setattr(owner, name, called if kind is None else kind(called))
+        return called
+
+    return put
+
+
 # The one way to listen to calls of functions that are not ours, in a watched job and in a rehearsal alike.
 
 Listener = Callable[[FrameType, tuple[Any, ...], dict[str, Any]], object]

@@ -105,15 +105,12 @@ class Pace:
 class LiveChecks:
     """The checks of one watched job."""
 
-    def __init__(self, root: str, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> None:
-        """Read the settings of the project that ``root`` is in.
-
-        Raises ConfigurationError for wrong settings and UsageError for words that mean no check.
-        """
+    def __init__(self, root: str) -> None:
+        """Read the settings of the project that ``root`` is in; raises ConfigurationError for wrong ones."""
         self._root = root
         self._settings = find_settings(Path(root))
         self._catalogue = read_catalogue()
-        self._chosen = chosen_checks(self._catalogue, select, ignore, self._settings)
+        self._chosen = chosen_checks(self._catalogue, (), (), self._settings)
         self._codes = {entry.code: entry.code for entry in self._catalogue.entries}
         self._codes |= {entry.name: entry.code for entry in self._catalogue.entries}
         self._comments: dict[str, tuple[Suppression, ...]] = {}
@@ -173,9 +170,7 @@ class LiveChecks:
     def with_wait(
         self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
     ) -> tuple[FindingView, ...]:
-        """Return the findings of a job that was ended while ranks waited for one that worked: that wait is among
-        them.
-        """
+        """Return the findings of a job that was ended while ranks waited for a busy one: that wait is among them."""
         finding = self.of_wait(ended_in, record)
         others = [view for view in views if view.finding.code != finding.code and not is_of_the_end(view.finding)]
         return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)

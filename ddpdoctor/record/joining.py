@@ -30,9 +30,7 @@ _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
 
 
 def headline(raised: RankException) -> str:
-    """Return the first line of its message; of one that a worker passed on, what the worker said and where it said
-    it.
-    """
+    """Return the first line of its message; of one that a worker passed on, what the worker said and where."""
     message = raised.message.strip()
     passed_on = _PASSED_ON.match(message)
     if passed_on is not None:
@@ -108,9 +106,7 @@ class Joiner:
         """Streams of a node as they were, and what they became: most do not change from look to look."""
 
     def join(self, parts: Sequence[NodePart]) -> RunRecord:
-        """Return the record of all nodes; the job is that of the first part, of a rank that two nodes have the newer
-        stays.
-        """
+        """Return the record of all nodes with the job of the first part; of a rank on two nodes the newer stays."""
         first = parts[0].record
         names = {part.name for part in parts}
         self._moved = {key: known for key, known in self._moved.items() if key[0] in names}

@@ -249,9 +249,7 @@ class Ring:
         self.begun_bytes += self._put_down(number, self._packed(number, fields))
 
     def _packed(self, number: int, fields: tuple[int, ...]) -> bytes:
-        """Return a row as it lies in the file; one of zeros, which no reader takes for a row, where a number is too
-        large.
-        """
+        """Return a row as it lies in the file; zeros, which no reader takes for a row, where a number is too large."""
         try:
             row = self._row.pack(number, *fields)
         except struct.error:

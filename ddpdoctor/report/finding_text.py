@@ -113,9 +113,7 @@ def _excerpt(location: Location | None, width: int) -> list[Text]:
 
 
 def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen: Mapping[Basis, str]) -> list[Text]:
-    """Return the facts under the basis on which they rest; a basis is named nevertheless where columns show all its
-    facts.
-    """
+    """Return the facts under the basis on which they rest; a basis is named even where columns show all its facts."""
     facts = [fact for fact in finding.evidence if fact not in stacks]
     shown = facts[:FACTS]
     lines: list[Text] = []
@@ -135,9 +133,7 @@ def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen:
 
 
 def _aside(fact: Fact, finding: Finding, root: str) -> str:
-    """Return where a fact was seen, unless it says so itself or it is where the finding is; a call chain if it has
-    one.
-    """
+    """Return where a fact was seen, unless it says so or that is where the finding is; a call chain if it has one."""
     if fact.stack:
         frames = _user_frames(fact.stack)[:STACK_FRAMES]
         chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in frames]

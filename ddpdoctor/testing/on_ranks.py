@@ -41,9 +41,7 @@ def failure_text(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
 
 
 def _first_line(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
-    """Return the first cause: an exception of the test's own, else what is wrong between the ranks, else how one
-    ended.
-    """
+    """Return the first cause: the test's own exception, else what is wrong between the ranks, else how one ended."""
     paired = list(zip(end.ranks, outcomes, strict=True))
     failed = {rank.rank: _reason(rank) for rank, outcome in paired if outcome == "failed"}
     own = {number: reason for number, reason in failed.items() if not (end.ranks[number].result or {})["echo"]}

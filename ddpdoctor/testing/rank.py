@@ -284,9 +284,7 @@ class _NoCoverage:
 
 
 def _coverage(test: dict[str, Any], directory: Path, rank: int) -> Any:
-    """Return a measurement like pytest's own, into a file that pytest takes in; one that does nothing where there is
-    none.
-    """
+    """Return a measurement like pytest's own, into a file that pytest takes in; an empty one where there is none."""
     if not test["coverage"]:
         return _NoCoverage()
     import coverage

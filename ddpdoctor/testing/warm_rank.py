@@ -246,9 +246,7 @@ def _import(name: str, path: str, *, rewrite: bool) -> ModuleType:
 
 
 def _parent(name: str, directory: Path) -> ModuleType | None:
-    """Return the package above; where it is none that can be imported, an empty one, as pytest's importlib mode makes
-    it.
-    """
+    """Return the package above; an empty one where none can be imported, as in pytest's importlib mode."""
     if not name:
         return None
     try:

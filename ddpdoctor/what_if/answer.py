@@ -507,9 +507,7 @@ def _as_default(model: Model) -> list[tuple[str, float]]:
 
 
 def _greedily(model: Model, changes: Sequence[Change]) -> list[Change]:
-    """Return the best change, then the one that brings most beside it, and so on; of what a user can do to the
-    script.
-    """
+    """Return the best change, then the one that brings most beside it, and so on; of what a user can do."""
     usable = [change for change in changes if _may_join(model.observed, change)]
     together, found = Settings(), list[Change]()
     reached = 1.0
@@ -604,9 +602,7 @@ class Gains:
         self._known: dict[str, tuple[int, Gain | None]] = {}
 
     def added_to(self, findings: Sequence[Finding], record: RunRecord) -> tuple[Finding, ...]:
-        """Return the findings, each with its gain where the run tells it; only a run has times that stand for the
-        job's.
-        """
+        """Return the findings, each with its gain where the run tells it; only a run's times stand for the job's."""
         if record.job.kind != "run" or len(record.step_tracks) > MOST_RANKS:
             return tuple(findings)
         steps = max((track.step[-1] for track in record.step_tracks if len(track)), default=0)

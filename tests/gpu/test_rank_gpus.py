@@ -42,9 +42,8 @@ def test_the_second_rank_of_a_node_uses_what_its_environment_shows(visible: str 
     assert found == [(5,) if position == used else () for position in range(4)]
 
 
-def test_the_device_that_a_rank_told_goes_before_its_local_rank() -> None:
-    assert users(FOUR, RankProcess(rank=0, local_rank=0, device=2, visible="3,1,0")) == [(0,), (), (), ()]
-    assert users(FOUR, RankProcess(rank=0, local_rank=0, device=1, visible="3")) == [(), (), (), ()]
+def test_a_rank_of_which_nothing_is_known_is_on_no_gpu() -> None:
+    assert users(FOUR, RankProcess(rank=0, local_rank=2, visible="3,1,0")) == [(0,), (), (), ()]
     assert users(FOUR, RankProcess(rank=0)) == [(), (), (), ()]
 
 
@@ -73,7 +72,7 @@ def test_mig_instances_are_known_by_uuid_and_by_process_only() -> None:
 
 
 def test_several_ranks_on_one_gpu() -> None:
-    both = (RankProcess(rank=1, local_rank=1, device=0), RankProcess(rank=0, local_rank=0, device=0))
+    both = (RankProcess(rank=1, local_rank=1, visible="0"), RankProcess(rank=0, local_rank=0, visible="0"))
     assert users(FOUR, *both) == [(0, 1), (), (), ()]
 
 

@@ -155,9 +155,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def paragraph(text: str, width: int, role: str = "", label: Cell | None = None, most: int = 0) -> list[Line]:
-    """Return a text from outside filled to ``width``, hanging behind its label; at most ``most`` lines when that is
-    given.
-    """
+    """Return a text from outside filled to ``width``, hanging behind its label; at most ``most`` lines if given."""
     indent = cell_len(label.text) if label is not None else 0
     lines = wrapped(shown(text), max(8, width - indent))
     if most and len(lines) > most:

@@ -50,9 +50,7 @@ def columns_each(values: Series, width: int) -> int:
 
 
 def newest(values: Series, width: int) -> list[float | None]:
-    """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns
-    only.
-    """
+    """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns."""
     each = columns_each(values, width)
     kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
@@ -80,23 +78,14 @@ def ceiling_of(low: Series, high: Series) -> tuple[float, float | None]:
     return top_of([value for value in known if value <= limit]), greatest if greatest > limit else None
 
 
-def sparkline(values: Series, width: int, glyphs: Glyphs, high: float, role: str = "series") -> Line:
+def sparkline(values: Series, width: int, glyphs: Glyphs, high: float) -> Line:
     """Return one line of columns, newest at the right; a value that is known is never invisible."""
-    return area(values, width, 1, glyphs, high, role)[0]
-
-
-def area(values: Series, width: int, height: int, glyphs: Glyphs, high: float, role: str = "series") -> list[Line]:
-    """Columns over several lines, newest at the right."""
     steps = len(glyphs.levels) - 1
-    filled = [
-        0 if value is None else max(1, min(steps * height, round(steps * height * value / (high or 1.0))))
+    filled = (
+        0 if value is None else max(1, min(steps, round(steps * value / (high or 1.0))))
         for value in newest(values, width)
-    ]
-    lines: list[Line] = []
-    for row in range(height):
-        below = steps * (height - 1 - row)
-        lines.append((Cell("".join(glyphs.levels[max(0, min(steps, level - below))] for level in filled), role),))
-    return lines
+    )
+    return (Cell("".join(glyphs.levels[level] for level in filled), "series"),)
 
 
 def spread(low: Series, high: Series, width: int, height: int, glyphs: Glyphs, top: float) -> list[Line]:
@@ -210,9 +199,7 @@ def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
 
 
 def heat_strip(lateness_ns: Series, step_ns: float | None, width: int, glyphs: Glyphs) -> Line:
-    """Return how late a rank came over time, newest at the right: taller and hotter with its share of the median
-    step.
-    """
+    """Return how late a rank came, newest at the right: taller and hotter with its share of the median step."""
     cells: list[Cell] = []
     for value in newest(lateness_ns, width):
         level = heat_of(value, step_ns)

@@ -46,9 +46,7 @@ def figure_column(
     width: int,
     importance: int,
 ) -> Column[Row]:
-    """Return a column of figures, right-aligned: ``cell`` draws a row's in ``words``, the figure itself is what is
-    sorted.
-    """
+    """Return a right-aligned column of figures, sorted by these: ``cell`` draws a row's as ``words`` put it."""
     return Column(
         name=name,
         title=title,

@@ -150,9 +150,7 @@ def paint_screen(view: View, width: int, height: int) -> Painting:
 
 
 def _may_be_pressed(key: str, view: View) -> bool:
-    """Return whether a key can do anything: a recording has no job to end and no stack to take, an empty list has no
-    row.
-    """
+    """Return whether a key can do anything: a recording has no job to end and no stack, an empty list has no row."""
     rows = {"ranks": view.snapshot.ranks, "findings": view.snapshot.findings}.get(view.page, True)
     if key in dict(_ROWS) and not rows:
         return False

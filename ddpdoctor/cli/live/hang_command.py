@@ -23,6 +23,7 @@ from ddpdoctor.cli.live import signals
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import plain
 from ddpdoctor.launch.job import unblock_signals
+from ddpdoctor.launch.processes import without_signals
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats.json import HEAD, finding_object
 
@@ -126,12 +127,8 @@ class HangCommand:
         self.note = f"--on-hang: `{self.name}` was notified of the hang and is still running"
         self._until_s = time.monotonic() + self._longest_s
         self._thread = threading.Thread(target=self._run, args=(told + b"\n",), name="ddpdoctor-on-hang", daemon=True)
-        # A signal that is kept back in the main thread would end the process in one that does not keep it back.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
+        with without_signals():
             self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self, told: bytes) -> None:
         began_s = time.monotonic()

@@ -20,7 +20,7 @@ from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RunRecord, Site
 from ddpdoctor.record.streams.collectives import Signature
-from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
+from ddpdoctor.record.streams.measured import CallTrack
 
 SEEN_LATER_NS = 1_000_000_000
 """A living rank whose heart beat so long after a call of another has not made it, where its rows do not hold it."""
@@ -215,7 +215,7 @@ def _judged(
 
 def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
     """Return whether a rank of which everything is known continued, or failed, without a call that it had come to."""
-    rank, heartbeat = record.of_rank(member), _heartbeat(record, member)
+    rank, heartbeat = record.of_rank(member), record.heartbeat(member)
     if rank is None or heartbeat is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
     terminated = was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
@@ -234,7 +234,7 @@ def _is_beyond(record: RunRecord, member: int, call: Call) -> bool:
 
 def _outlasted_its_group(record: RunRecord, rank: Rank, call: Call) -> bool:
     """Return whether the rank waited for as long as its group may: then the timeout ended it."""
-    heartbeat, timeout_ns = _heartbeat(record, rank.rank), record.groups[call.group].timeout_ns
+    heartbeat, timeout_ns = record.heartbeat(rank.rank), record.groups[call.group].timeout_ns
     return heartbeat is not None and 0 < timeout_ns <= heartbeat.beat_at_ns - call.entered_at_ns
 
 
@@ -301,7 +301,3 @@ def _runs_backward(stack: tuple[Frame, ...]) -> bool:
 
 def _track(record: RunRecord, rank: int) -> CallTrack | None:
     return next((track for track in record.call_tracks if track.rank == rank), None)
-
-
-def _heartbeat(record: RunRecord, rank: int) -> RankHeartbeat | None:
-    return record.heartbeat(rank)

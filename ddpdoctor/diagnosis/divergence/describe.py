@@ -223,9 +223,7 @@ def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
 
 
 def _chain(turn: NextCall) -> tuple[Frame, ...]:
-    """Return the stack, torch's frames included, if it was taken where the rank did this, and else the user's call
-    chain.
-    """
+    """Return the stack, torch's frames included, if it was taken where the rank did this; else the user's chain."""
     line = turn.line
     is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
     if not turn.stack or not is_there:

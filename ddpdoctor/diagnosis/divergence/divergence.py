@@ -67,9 +67,7 @@ def root_exception(rank: Rank) -> RankException | None:
 
 
 def was_interrupted(record: RunRecord) -> bool:
-    """Return whether a live job ended by Ctrl-C: the first exception that is no echo of a lost peer is the
-    keyboard's.
-    """
+    """Return whether a live job ended by Ctrl-C: the first exception that echoes no lost peer is the keyboard's."""
     raised = [error for error in map(root_exception, record.ranks) if error is not None and not error.communication]
     first = min(raised, key=lambda error: error.time_ns, default=None)
     return record.job.kind == "run" and first is not None and first.type == "KeyboardInterrupt"
@@ -452,9 +450,7 @@ def from_parting(
 
 
 def _parted_before(lanes: Lanes, ranks: list[int], position: int) -> int | None:
-    """Return the last entry before ranks called from different lines and then drifted apart; None where they did
-    not.
-    """
+    """Return the last entry before ranks called from different lines and then drifted apart; None if they did not."""
     first = position
     while first > 0 and _steps_differ(lanes, ranks, first - 1):
         if len({lanes.line(rank, first - 1) for rank in ranks}) > 1:

@@ -34,9 +34,7 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timed_out_wait(record: RunRecord, matcher: Matcher) -> LongWait | None:
-    """Return the wait that brought the job down: its timeout is the first thing that went wrong, and the late ranks
-    lived.
-    """
+    """Return the wait that ended the job: its timeout is the first thing that went wrong, and the late ranks lived."""
     raised = _first_exception(record)
     if raised is None or not raised[1].communication or not _TIMED_OUT.search(raised[1].message):
         return None
@@ -71,9 +69,7 @@ def timed_out_wait(record: RunRecord, matcher: Matcher) -> LongWait | None:
 
 
 def longest_wait(record: RunRecord) -> LongWait | None:
-    """Return the wait that comes nearest to the timeout of its group, if it is long; waits that still last count as
-    well.
-    """
+    """Return the long wait that comes nearest to the timeout of its group; waits that still last count as well."""
     matcher = matched(record)
     found = timed_out_wait(record, matcher)
     if found is not None:

@@ -58,9 +58,7 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
 
 
 def _uneven_list(one: Signature, other: Signature, backend: str) -> bool:
-    """Return whether the number of elements may differ: each rank knows the others' sizes, or whether it does was not
-    seen.
-    """
+    """Return whether the number of elements may differ: each rank knows the others' sizes, or that was not seen."""
     if not one.numels or not other.numels:
         return True
     if one.kind not in _LISTS:

@@ -125,21 +125,7 @@ class Lanes:
     def turn(self, rank: int, position: int, waiting: bool) -> NextCall | None:
         """Return what a rank did at a position, if it got there."""
         row = self.row(rank, position)
-        if row is None:
-            return None
-        track = self.tracks[rank]
-        return NextCall(
-            rank=rank,
-            action="collective",
-            waiting=waiting,
-            row=row,
-            signature=self.record.signatures[track.signature[row]],
-            group=self.record.groups[track.group[row]],
-            step=track.step[row],
-            frames=self.record.site(track.site[row]).frames,
-            handling=_handled_at(self.record, rank, track.site[row]),
-            stack=main_stack(self.record, rank),
-        )
+        return None if row is None else _of_row(self.record, self.tracks[rank], row, waiting)
 
     def times(self, line: tuple[str, int]) -> dict[int, int]:
         """Return how often each rank came to a call of a line; empty where the beginning is lost, or too long ago."""
@@ -194,18 +180,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
     if held is not None and held.row is not None:
         track = record.track(number)
         assert track is not None
-        return NextCall(
-            rank=number,
-            action="collective",
-            waiting=True,
-            row=held.row,
-            signature=record.signatures[track.signature[held.row]],
-            group=record.groups[track.group[held.row]],
-            step=track.step[held.row],
-            frames=record.site(track.site[held.row]).frames,
-            handling=_handled_at(record, number, track.site[held.row]),
-            stack=stack,
-        )
+        return _of_row(record, track, held.row, waiting=True)
     if held is not None and held.call is not None:
         return NextCall(
             rank=number,
@@ -251,8 +226,21 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
     )
 
 
-def _handled_at(record: RunRecord, rank: int, site: int) -> Handled | None:
-    return next((one for one in record.handled if (one.rank, one.site) == (rank, site)), None)
+def _of_row(record: RunRecord, track: CollectiveTrack, row: int, waiting: bool) -> NextCall:
+    """Return the call that a row of a rank's track stands for."""
+    rank, site = track.rank, track.site[row]
+    return NextCall(
+        rank=rank,
+        action="collective",
+        waiting=waiting,
+        row=row,
+        signature=record.signatures[track.signature[row]],
+        group=record.groups[track.group[row]],
+        step=track.step[row],
+        frames=record.site(site).frames,
+        handling=next((one for one in record.handled if (one.rank, one.site) == (rank, site)), None),
+        stack=main_stack(record, rank),
+    )
 
 
 def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:
@@ -279,9 +267,7 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
 
 
 def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
-    """Return the function that Python calls at its end; None where a thread trained, which stands for the main
-    thread.
-    """
+    """Return the function that Python calls at its end; None where a thread trained, which stands for the main one."""
     outermost = dump.frames[-1]
     return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 

@@ -118,9 +118,7 @@ def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
 
 
 def _reported(record: RunRecord) -> Iterator[MissingGradient]:
-    """Yield the parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be
-    about.
-    """
+    """Yield the parameters behind the indices in DDP's error, where a rank has one wrap, which it must be about."""
     for rank in record.ranks:
         said = next(filter(None, (_INDICES.search(raised.message) for raised in rank.exceptions)), None)
         if said is None:

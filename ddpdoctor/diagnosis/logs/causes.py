@@ -180,9 +180,7 @@ def first_cause(record: RunRecord) -> LogCause | None:
 
 @once_per_record()
 def causes_of(record: RunRecord) -> tuple[LogCause, ...]:
-    """Return the first cause, then what else went wrong, in the order in which it did; nothing where no log reports
-    it.
-    """
+    """Return the first cause, then what else went wrong, in order of time; nothing where no log reports it."""
     evidence = record.logs
     by_attempt: dict[int, tuple[LogCause, ...]] = {}
     survived: list[LogCause] = []

@@ -70,9 +70,7 @@ def computing_percent(utilisation_percent: float, communication_share: float, *,
 
 
 def training_samples(samples: Sequence[GpuSample], tracks: Sequence[StepTrack], since_ns: int) -> list[GpuSample]:
-    """Return the samples that fall wholly into steps of all of the ranks, not into start-up, evaluation or a
-    checkpoint.
-    """
+    """Return the samples that fall wholly into steps of all ranks, not into start-up, evaluation or a checkpoint."""
     spans = [_spans(track, since_ns) for track in tracks]
     return [sample for sample in samples if all(_within(sample.taken_at_ns, own) for own in spans)]
 

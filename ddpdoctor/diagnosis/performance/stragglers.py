@@ -203,9 +203,7 @@ def straggler(record: RunRecord) -> Straggler | None:
     ranks = found[0]
 
     def gap_in(part: RunSummary) -> float:
-        """Return what the others wait for just these ranks in a part of the run; 0 where it is for others, or for
-        none.
-        """
+        """Return what the others wait for just these ranks in a part of the run; 0 where it is for others, or none."""
         late = late_ranks(part, limit)
         return late[1] if late is not None and late[0] == ranks else 0.0
 

@@ -125,9 +125,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
 
 
 def _counts(buffer: TensorInfo) -> bool:
-    """Return whether a buffer is a counter such as BatchNorm's ``num_batches_tracked``: it advances alike
-    everywhere.
-    """
+    """Return whether a buffer is a counter as BatchNorm's ``num_batches_tracked``, which advances alike everywhere."""
     return not buffer.shape and "int" in buffer.dtype
 
 

@@ -199,9 +199,7 @@ class Layers:
         self.uppers.clear()
 
     def _memory(self, like: str) -> str:
-        """Return a new directory in memory, as large as the file system that ``like`` lies on, or as half of the
-        memory.
-        """
+        """Return a new directory in memory, as large as the file system of ``like``, or as half of the memory."""
         self._number += 1
         base = f"{self._directory}/memory-{self._number}"
         os.mkdir(base)

@@ -63,9 +63,7 @@ class Box:
         return self._report.unseen
 
     def outer_pid(self, pid: int) -> int | None:
-        """Return the process id out here of one that calls itself ``pid`` in there; None when there is no such
-        process.
-        """
+        """Return the process id out here of one that calls itself ``pid`` in there; None when there is none."""
         # Numbers are used again, out here and in there.
         if pid not in self._outer or _inner_pid(self._outer[pid]) != pid:
             self._outer = dict(self._pids())
@@ -122,9 +120,7 @@ class Box:
 
 
 def _inner_pid(outer: int) -> int | None:
-    """Return the number that a process has in the PID namespace that it is in below ours; None when it is in none, or
-    gone.
-    """
+    """Return the number of a process in the PID namespace below ours that it is in; None when in none, or gone."""
     numbers = numbers_of(outer)
     return numbers[1] if len(numbers) > 1 else None
 

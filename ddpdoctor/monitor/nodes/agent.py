@@ -18,6 +18,7 @@ import zmq
 
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError
+from ddpdoctor.launch.processes import without_signals
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
@@ -35,10 +36,9 @@ from ddpdoctor.monitor.nodes.messages import (
     pack_field,
     pack_rows,
     unpack_answer,
-    without_signals,
 )
 from ddpdoctor.record.joining import Clock
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, shared_fields
 from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.writer import epoch_ns
 
@@ -275,13 +275,7 @@ class Agent:
             exit_code=exit_code,
             is_quiet=is_quiet,
             clock=None if bound is None else (bound.at_ns, bound.low_ns, bound.high_ns),
-            job=JobFacts(
-                world_size=record.job.world_size,
-                ranks_reported=record.job.ranks_reported,
-                torch_version=record.job.torch_version,
-                backend=record.job.backend,
-                started_ns=record.job.started_ns,
-            ),
+            job=JobFacts(**shared_fields(record.job, JobFacts)),
             fields=fields,
             steps=_news(record.step_tracks, "ended_at_ns", pids, self._steps),
             calls=_news(record.call_tracks, "entered_at_ns", pids, self._calls),
@@ -320,9 +314,7 @@ class Agent:
 
 
 def _picture(record: RunRecord, state: tuple[str, int | None, bool]) -> tuple[object, ...]:
-    """Return what a hang is proved by, and the end: whether ranks stand, wait or are gone, and what their recorders
-    tell.
-    """
+    """Return what proves a hang, and the end: whether ranks stand, wait or are gone, and what their recorders tell."""
     return state, record.ranks, [len(track) for track in record.collectives]
 
 

@@ -41,7 +41,7 @@ from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
 from ddpdoctor.monitor.snapshot import OnlyShown, Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
-from ddpdoctor.record.model import Job, RunRecord
+from ddpdoctor.record.model import Job, RunRecord, shared_fields
 from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
@@ -149,15 +149,7 @@ class HeldNode:
         """Its record, with steps and calls since a time of the head's clock."""
         own_since_ns = since_ns - (clock.moved(since_ns) - since_ns) if since_ns else 0
         record = RunRecord(
-            job=Job(
-                kind="run",
-                world_size=self._job.world_size,
-                ranks_expected=self._job.world_size,
-                ranks_reported=self._job.ranks_reported,
-                torch_version=self._job.torch_version,
-                backend=self._job.backend,
-                started_ns=self._job.started_ns,
-            ),
+            job=Job(kind="run", ranks_expected=self._job.world_size, **shared_fields(self._job, Job)),
             step_tracks=tuple(
                 _track(StepTrack, rank, _since(columns, "ended_at_ns", own_since_ns))
                 for rank, columns in sorted(self._steps.items())
@@ -331,9 +323,7 @@ class AttachedRun(OnlyShown):
             raise
 
     def snapshot(self) -> Snapshot:
-        """Return the newest one; raises HeadLeft where none will come any more, and RecordError where none comes
-        now.
-        """
+        """Return the newest one; raises HeadLeft where none will come any more, RecordError where none comes now."""
         try:
             newest = self._newer()
         except RecordError as error:

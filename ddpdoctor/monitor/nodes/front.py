@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 import zmq
 
-from ddpdoctor.monitor.nodes.messages import without_signals
+from ddpdoctor.launch.processes import without_signals
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(23, b"\0") + b"\x01" + bytes(31)
 """Of a server."""

@@ -21,6 +21,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.launch.processes import without_signals
 from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
@@ -35,7 +36,6 @@ from ddpdoctor.monitor.nodes.messages import (
     received,
     unpack_field,
     unpack_update,
-    without_signals,
 )
 from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
@@ -328,9 +328,7 @@ class Head:
         return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
-        """Forget the nodes of which nothing more will come, and whose ranks are reported of by another monitor by
-        now.
-        """
+        """Forget the nodes of which nothing more will come, and whose ranks another monitor reports by now."""
         if now_ns < self._drops_at_ns:
             return
         self._drops_at_ns = now_ns + 1_000_000_000

@@ -7,11 +7,9 @@ makes small.
 
 from __future__ import annotations
 
-import signal
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import accumulate, chain
 from operator import sub
 from typing import Annotated, Any, Literal, get_type_hints
@@ -28,7 +26,7 @@ from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
-# A connection to the head, with the keys that let one in, and the threads that hold one, which take no signals.
+# A connection to the head, with the keys that let one in.
 
 GIVEN_UP_AFTER_S = 15
 """A connection to a machine that is gone, which closes nothing."""
@@ -77,16 +75,6 @@ def received(own: zmq.Socket[bytes], most_frames: int) -> tuple[list[zmq.Frame],
             frames.append(frame)
         if not own.rcvmore:
             return frames, size
-
-
-@contextmanager
-def without_signals() -> Iterator[None]:
-    """Threads that are started meanwhile never take a signal."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 MOST_BYTES = 8 << 20
@@ -293,9 +281,7 @@ def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
-    """Return the columns of rows; raises RecordError where they are not those of their kind, each as long as it should
-    be.
-    """
+    """Return the columns of rows; raises RecordError where they are not those of their kind, or differ in length."""
     names, count, rounded = COLUMNS[kind], rows.count, rows.count * _ROUNDED_COLUMNS[kind]
     size = count * len(names)
     if len(rows.content) != 8 * size:

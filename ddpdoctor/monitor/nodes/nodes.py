@@ -385,9 +385,7 @@ class Nodes:
         self._agent = Agent(meeting, master)
 
     def _narrowed_part(self, part: NodePart, node: HeldNode, own: RunRecord, now_ns: int) -> NodePart:
-        """Return a node's part by a clock that is narrowed now and then; the same one for as long as it is nearly
-        so.
-        """
+        """Return a node's part by a clock that is narrowed now and then; the same one while it is nearly so."""
         due_ns, pause_ns = self._narrowed.get(part.name, (0, FIRST_NARROWED_NS))
         if now_ns < due_ns:
             return part

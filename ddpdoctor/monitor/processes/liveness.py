@@ -330,9 +330,7 @@ def usual_interval_ns(steps: StepTrack) -> int:
 
 
 def _longest_pause_ns(steps: StepTrack | None) -> int:
-    """Return the longest that a rank has taken for a step, or between two, its first ones apart; 0 where it has made
-    none.
-    """
+    """Return the longest time for a step, or between two, of a rank, its first ones apart; 0 where it has made none."""
     if steps is None:
         return 0
     started, ended = steps.started_at_ns[_WARM_UP:], steps.ended_at_ns[_WARM_UP:]

@@ -251,9 +251,7 @@ class DumpBook:
 
 
 def _one_of_each(entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
-    """Return the entries with whether each is over; the parts of a coalesced operation are one, over when its last
-    is.
-    """
+    """Return the entries with whether each is over; the parts of a coalesced operation are one, over with its last."""
     rows: list[tuple[Entry, bool]] = []
     places: dict[tuple[object, ...], int] = {}
     for entry in entries:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import socket
@@ -22,6 +21,7 @@ from urllib.parse import parse_qs, urlparse
 
 from ..free_port import free_port
 from ..journal import Journal
+from ..torch_compat import replaces
 from .schedule import Ending
 
 # The variables of a launcher on several nodes, set for a rank of a rehearsal on one.
@@ -194,35 +194,32 @@ class Rendezvous:
     def install(self) -> None:
         """Replace what makes the store, what numbers the ranks, and what spawns them; torch must be imported."""
         module = sys.modules.get("torch.distributed.rendezvous")
-        make_store = getattr(module, "_create_c10d_store", None)
-        if make_store is not None:
+        if hasattr(module, "_create_c10d_store"):
 
-            @functools.wraps(make_store)
-            def make_store_here(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+            @replaces("_create_c10d_store", module)
+            def make_store_here(make_store: Any, hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
                 place = self._journal.guarded(self._place, hostname, port, harms=())
                 if place is None:
                     return make_store(hostname, port, *arguments, **options)
                 with self._with_launchers_address():
                     return make_store(*place, *arguments, **options)
 
-            setattr(module, "_create_c10d_store", make_store_here)  # noqa: B010 - a private name of torch
         functions = sys.modules.get("torch.distributed.distributed_c10d")
-        meet = getattr(functions, "rendezvous", None)
-        if meet is not None:
+        if hasattr(functions, "rendezvous"):
 
-            @functools.wraps(meet)
-            def meet_as_many(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+            @replaces("rendezvous", functions)
+            def meet_as_many(meet: Any, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
                 fitted = self._journal.guarded(self._fitted, url, rank, world_size, harms=())
                 rank, world_size = fitted or (rank, world_size)
                 return meet(url, rank, world_size, **options)
 
-            setattr(functions, "rendezvous", meet_as_many)  # noqa: B010 - torch has not exported it
         spawning = sys.modules.get("torch.multiprocessing.spawn")
-        start = getattr(spawning, "start_processes", None)
-        if start is not None:
+        if hasattr(spawning, "start_processes"):
 
-            @functools.wraps(start)
-            def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
+            @replaces("start_processes", spawning, sys.modules["torch.multiprocessing"])
+            def start_processes(
+                start: Any, fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any
+            ) -> Any:
                 waits = options.get("join", others[0] if others else True)
                 if nprocs == 1 and waits:
                     nprocs = int(self._journal.plan.get("spawned_ranks") or 1)
@@ -232,9 +229,6 @@ class Rendezvous:
                     return start(fn, args, nprocs, *others, **options)
                 finally:
                     os.environ.pop(SPAWNED_VARIABLE, None)
-
-            for owner in (spawning, sys.modules["torch.multiprocessing"]):
-                setattr(owner, "start_processes", start_processes)  # noqa: B010
 
     @contextlib.contextmanager
     def _with_launchers_address(self) -> Iterator[None]:

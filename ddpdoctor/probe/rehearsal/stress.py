@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..journal import Journal
+from ..torch_compat import replaces
 from .data.lengths import short_batch_samples
 from .schedule import Trail
 
@@ -85,10 +86,9 @@ class Stress:
 
     def _poison_forward(self, torch: Any) -> None:
         ddp_class = torch.nn.parallel.DistributedDataParallel
-        forward = ddp_class.forward
 
-        @functools.wraps(forward)
-        def forward_poisoned(ddp: Any, *arguments: Any, **options: Any) -> Any:
+        @replaces("forward", ddp_class)
+        def forward_poisoned(forward: Any, ddp: Any, *arguments: Any, **options: Any) -> Any:
             output = forward(ddp, *arguments, **options)
             if self._journal.rank == STRESSED_RANK and torch.is_grad_enabled() and ddp.training:
                 self._forwards += 1
@@ -96,8 +96,6 @@ class Stress:
                     self._journal.event("stressed")
                     return _mapped(output, lambda leaf: _not_a_number(leaf, torch), torch)
             return output
-
-        ddp_class.forward = forward_poisoned
 
     def _after_step(self) -> None:
         self._steps += 1

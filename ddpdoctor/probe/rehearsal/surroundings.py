@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 from ...record.writer import epoch_ns
 from ..journal import Journal
-from ..torch_compat import after_import, on_call
+from ..torch_compat import after_import, on_call, replaces
 
 # Whether a rank sleeps, and when it wakes, so that it is not taken for a stuck one.
 
@@ -49,23 +49,19 @@ def hook_terminal() -> None:
 
     Scripts ask by ``os.get_terminal_size()``, which raises then, and by ``os.popen("stty size")``, which says nothing.
     """
-    size, start = os.get_terminal_size, os.popen
 
-    @functools.wraps(size)
-    def get_terminal_size(*descriptor: Any) -> os.terminal_size:
+    @replaces("get_terminal_size", os)
+    def get_terminal_size(size: Callable[..., os.terminal_size], *descriptor: Any) -> os.terminal_size:
         try:
             return size(*descriptor)
         except OSError:
             return _TERMINAL
 
-    @functools.wraps(start)
-    def popen(cmd: str, mode: str = "r", buffering: int = -1) -> Any:
+    @replaces("popen", os)
+    def popen(start: Any, cmd: str, mode: str = "r", buffering: int = -1) -> Any:
         if isinstance(cmd, str) and cmd.split() == ["stty", "size"]:
             return io.StringIO(f"{_TERMINAL.lines} {_TERMINAL.columns}\n")
         return start(cmd, mode, buffering)
-
-    os.get_terminal_size = get_terminal_size
-    os.popen = popen
 
 
 # Fits a Lightning Trainer or Fabric to the ranks of the rehearsal: as many devices as there are ranks, on one node.
@@ -98,14 +94,10 @@ class LightningTrainers:
         self._journal.guarded(self._fit, getattr(module, name), harms=("passes",))
 
     def _fit(self, made: Any) -> None:
-        make = made.__init__
-
-        @functools.wraps(make)
-        def make_fitted(self_: Any, *arguments: Any, **options: Any) -> None:
+        @replaces("__init__", made)
+        def make_fitted(make: Any, self_: Any, *arguments: Any, **options: Any) -> None:
             options.update(self._journal.guarded(self._fitted, options, harms=("passes",)) or {})
             make(self_, *arguments, **options)
-
-        made.__init__ = make_fitted
 
     def _fitted(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options that a rehearsal sets; none for a strategy that is not DDP."""

@@ -13,6 +13,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Optional
 
 from ..journal import Journal
+from ..torch_compat import replaces
 from . import cuda_module, process_groups
 from .cuda_module import CUDA, NO_SUCH_GPU, Devices, StandInGap
 
@@ -52,25 +53,20 @@ def install_compiling(torch: Any) -> None:
 def install_optimizers(torch: Any) -> None:
     """Ignore ``capturable``, which is for CUDA graphs and refuses CPU parameters; ``fused`` and ``foreach`` work."""
     optimizer = torch.optim.Optimizer
-    construct = optimizer.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, params: Any, defaults: Any) -> None:
+    @replaces("__init__", optimizer)
+    def __init__(construct: Any, self: Any, params: Any, defaults: Any) -> None:
         if isinstance(defaults, dict) and defaults.get("capturable"):
             defaults = {**defaults, "capturable": False}
         construct(self, params, defaults)
 
-    optimizer.__init__ = __init__
-
 
 def install_precision(torch: Any) -> None:
     """Translate the device of ``autocast``, of its decorators and of its queries."""
-    autocast = torch.autocast
-    construct = autocast.__init__
-    signature = inspect.signature(construct)
+    signature = inspect.signature(torch.autocast.__init__)
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+    @replaces("__init__", torch.autocast)
+    def __init__(construct: Any, self: Any, *arguments: Any, **options: Any) -> None:
         given = signature.bind(self, *arguments, **options).arguments
         if given.get("device_type") == CUDA:
             given["device_type"] = "cpu"
@@ -79,7 +75,6 @@ def install_precision(torch: Any) -> None:
         given.pop("self")
         construct(self, **given)
 
-    autocast.__init__ = __init__
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
         if hasattr(torch, name):
             setattr(torch, name, _for_cpu(getattr(torch, name)))
@@ -123,25 +118,20 @@ def install_profiling(torch: Any) -> None:
     """Take the CUDA activity out of the arguments of ``torch.profiler``."""
     cpu = torch.profiler.ProfilerActivity.CPU
     profile = torch.profiler.profile
-    construct = profile.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *, activities: Any = None, **options: Any) -> None:
+    @replaces("__init__", profile)
+    def __init__(construct: Any, self: Any, *, activities: Any = None, **options: Any) -> None:
         options.pop("use_cuda", None)
         construct(self, activities=[cpu], **options)
 
-    profile.__init__ = __init__
     older = torch.autograd.profiler.profile
-    construct_older = older.__init__
 
-    @functools.wraps(construct_older)
-    def __init_older__(self: Any, *arguments: Any, **options: Any) -> None:
+    @replaces("__init__", older)
+    def __init_older__(construct_older: Any, self: Any, *arguments: Any, **options: Any) -> None:
         options.pop("use_cuda", None)
         if options.get("use_device") == "cuda":
             options["use_device"] = None
         construct_older(self, *arguments, **options)
-
-    older.__init__ = __init_older__
 
 
 # What no function mode sees: tensor types of CUDA, generators, checkpoints that remember a GPU.
@@ -241,41 +231,31 @@ def keep_on(torch: Any, mode: Any, devices: Devices) -> None:
 
 def _in_backward(torch: Any, mode: Any) -> None:
     """Enter the mode in the engine, where hooks and recomputation run and ``Tensor.backward`` has no modes."""
-    run = torch.autograd.graph._engine_run_backward
 
-    @functools.wraps(run)
-    def run_with_mode(*arguments: Any, **options: Any) -> Any:
+    @replaces("_engine_run_backward", torch.autograd.graph, torch.autograd)
+    def run_with_mode(run: Any, *arguments: Any, **options: Any) -> Any:
         if torch._C._len_torch_function_stack():
             return run(*arguments, **options)
         with mode:
             return run(*arguments, **options)
 
-    torch.autograd.graph._engine_run_backward = run_with_mode
-    torch.autograd._engine_run_backward = run_with_mode
-
 
 def _in_threads(mode: Any) -> None:
     """Enter the mode in what a thread runs, for the stack of modes is a thread's own."""
-    run = threading.Thread.run
 
-    @functools.wraps(run)
-    def run_with_mode(thread: threading.Thread) -> None:
+    @replaces("run", threading.Thread)
+    def run_with_mode(run: Any, thread: threading.Thread) -> None:
         with mode:
             run(thread)
-
-    threading.Thread.run = run_with_mode  # type: ignore[assignment,method-assign]
 
 
 def _under_default_device(torch: Any, devices: Devices) -> None:
     """Serve ``with torch.device("cuda")`` and ``set_default_device``, which put the device in after our mode."""
     context = importlib.import_module("torch.utils._device").DeviceContext
-    construct = context.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, device: Any) -> None:
+    @replaces("__init__", context)
+    def __init__(construct: Any, self: Any, device: Any) -> None:
         construct(self, devices.on_cpu(device))
-
-    context.__init__ = __init__
 
 
 # `cuda` as `cpu` in every call of a torch function: moves, factories, pinning.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ..torch_compat import after_import
+from ..torch_compat import after_import, replaces
 from .cuda_module import Devices
 
 NCCL = "nccl"
@@ -64,9 +64,9 @@ class _Backends:
             setattr(functions, name, replacement)
             setattr(distributed, name, replacement)
         # torch reads its own module, where gloo must be called gloo.
-        distributed.get_backend = self._get_backend(functions.get_backend)
-        distributed.barrier = self._barrier(functions.barrier)
-        distributed.all_gather = self._all_gather(functions.all_gather)
+        replaces("get_backend", distributed)(self._get_backend)
+        replaces("barrier", distributed)(self._barrier)
+        replaces("all_gather", distributed)(self._all_gather)
 
     def _with_gloo(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def with_gloo(given: dict[str, Any]) -> Any:
@@ -91,41 +91,28 @@ class _Backends:
             group = self._distributed.group.WORLD
         return str(getattr(group, "group_name", ""))
 
-    def _get_backend(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def get_backend(group: Any = None) -> Any:
-            real = function(group)
-            asked = self._backends.get(self._name(group), "")
-            return self._distributed.Backend(NCCL) if names_nccl(asked) and real == "gloo" else real
+    def _get_backend(self, get: Any, group: Any = None) -> Any:
+        real = get(group)
+        asked = self._backends.get(self._name(group), "")
+        return self._distributed.Backend(NCCL) if names_nccl(asked) and real == "gloo" else real
 
-        return get_backend
-
-    def _all_gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _all_gather(self, gather: Any, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
         """Serve lists of unequal sizes, which NCCL gathers and gloo does not: each rank broadcasts its part."""
+        even = len({part.numel() for part in tensor_list}) < 2
+        if even or not names_nccl(self._backends.get(self._name(group), "")):
+            return gather(tensor_list, tensor, group=group, async_op=async_op)
+        distributed, work = self._distributed, None
+        ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
+        tensor_list[distributed.get_rank(group)].copy_(tensor.detach())
+        for rank, part in zip(ranks, tensor_list):
+            last = rank == ranks[-1]
+            work = distributed.broadcast(part, src=rank, group=group, async_op=async_op and last)
+        return work
 
-        @functools.wraps(function)
-        def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-            even = len({part.numel() for part in tensor_list}) < 2
-            if even or not names_nccl(self._backends.get(self._name(group), "")):
-                return function(tensor_list, tensor, group=group, async_op=async_op)
-            distributed, work = self._distributed, None
-            ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-            tensor_list[distributed.get_rank(group)].copy_(tensor.detach())
-            for rank, part in zip(ranks, tensor_list):
-                last = rank == ranks[-1]
-                work = distributed.broadcast(part, src=rank, group=group, async_op=async_op and last)
-            return work
-
-        return all_gather
-
-    def _barrier(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-            for device in device_ids or ():
-                self._devices.checked(self._devices.index(device))
-            return function(group=group, async_op=async_op)
-
-        return barrier
+    def _barrier(self, barrier: Any, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        for device in device_ids or ():
+            self._devices.checked(self._devices.index(device))
+        return barrier(group=group, async_op=async_op)
 
 
 def names_nccl(backend: str) -> bool:
@@ -239,16 +226,15 @@ def _on_the_cpus_mesh(torch: Any, module: Any) -> None:
 def _data_parallel(torch: Any) -> None:
     """Let ``DataParallel`` run its module once, as it does where it has no devices."""
     data_parallel = torch.nn.DataParallel
-    construct = data_parallel.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+    @replaces("__init__", data_parallel)
+    def __init__(
+        construct: Any, self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0
+    ) -> None:
         torch.nn.Module.__init__(self)
         self.module = module
         self.device_ids = []
         self.dim = dim
-
-    data_parallel.__init__ = __init__
 
 
 # SyncBatchNorm on CPU tensors, with torch's own collectives: only the five CUDA kernels are replaced.

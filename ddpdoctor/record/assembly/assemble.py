@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Container, Mapping, Set
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from ddpdoctor.record.assembly.completeness import Completeness, PassRows, secon
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
 from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, typed
+from ddpdoctor.record.joining import SITES
 from ddpdoctor.record.model import (
     STREAMS,
     Job,
@@ -268,8 +268,6 @@ _OF_CHILDREN = {
 """The same of what counts in a process that works for a rank, too: its row is the rank's."""
 _LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
 """Streams that are lists of rows."""
-_SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site", "other_site"})
-"""Fields that number a call chain."""
 _OF_A_RANK = frozenset({*_ROWS, *_OF_CHILDREN, "pass_begun", "training_state"})
 """Rows that mean something of a rank only."""
 
@@ -444,18 +442,9 @@ class Assembly:
             if rank is None or pid in without:
                 continue
             columns = {name: column[:] for name, column in ring.columns.items()}
-            tracks.append(
-                CollectiveTrack(
-                    rank=rank,
-                    **columns
-                    | {
-                        "group": self._translated(pid, "group", columns["group"]),
-                        "signature": self._translated(pid, "signature", columns["signature"]),
-                        "site": self._translated(pid, "site", columns["site"]),
-                        "forward_site": self._translated(pid, "site", columns["forward_site"]),
-                    },
-                )
-            )
+            for name in ("group", "signature", "site", "forward_site"):
+                columns[name] = self.live.translated(pid, name.removeprefix("forward_"), columns[name])
+            tracks.append(CollectiveTrack(rank=rank, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank)) or self.live.collectives()
 
     def early_exceptions(self) -> tuple[RankException, ...]:
@@ -473,10 +462,6 @@ class Assembly:
 
     def _number(self, pid: int, kind: str, number: int) -> int:
         return self._local.get((pid, kind, number), -1)
-
-    def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
-        known = {number: self._number(pid, kind, number) for number in set(column)}
-        return array("q", [known[number] for number in column])
 
     def _site(self, pid: int, number: object) -> int:
         return self._local.get((pid, "site", number), -1) if isinstance(number, int) else -1
@@ -540,7 +525,7 @@ class Assembly:
         fields["rank"] = self._rank(pid) if rank is None else rank
         if "site" in names and rank is None:
             fields["site"] = event.fields["site"]  # An event without one is damaged.
-        fields |= {name: self._site(pid, event.fields.get(name)) for name in _SITES.intersection(names)}
+        fields |= {name: self._site(pid, event.fields.get(name)) for name in SITES.intersection(names)}
         return msgspec.convert(fields, kind)
 
     def _on_missing(self, pid: int, event: events.MissingGradients) -> None:

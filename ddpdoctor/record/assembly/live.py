@@ -67,9 +67,7 @@ class FlightTracks:
         return {pid for pid, entries in self._entries.items() if entries}
 
     def columns(self, pid: int) -> dict[str, array[int]]:
-        """Return the columns of a track, in the order of their start, in the process's own numbers; not to be
-        changed.
-        """
+        """Return the columns of a track, in order of start, in the process's own numbers; not to be changed."""
         if pid not in self._columns:
             self._columns[pid] = self._made(pid)
         return dict(self._columns[pid])
@@ -216,7 +214,7 @@ class LiveRings:
                 continue
             columns = _rows_since(tail, "entered_at_ns", since_ns)
             for kind in ("group", "site"):
-                columns[kind] = self._translated(pid, kind, columns[kind])
+                columns[kind] = self.translated(pid, kind, columns[kind])
             columns["peer"] = array("q", [max(-1, -2 - number) for number in columns["sequence"]])
             columns["sequence"] = array("q", [max(-1, number) for number in columns["sequence"]])
             tracks.append(CallTrack(rank=rank, kinds=layout.CALL_KINDS, **columns))
@@ -233,7 +231,7 @@ class LiveRings:
                 continue
             columns = self.flights.columns(pid)
             for kind in ("group", "signature", "site"):
-                columns[kind] = self._translated(pid, kind, columns[kind])
+                columns[kind] = self.translated(pid, kind, columns[kind])
             columns["step"] = self._steps_at(pid, columns["started_ns"])
             tracks.append(CollectiveTrack(rank=rank, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank))
@@ -337,7 +335,8 @@ class LiveRings:
         else:
             self.empty.pop(name, None)
 
-    def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
+    def translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
+        """Return the record's numbers for a column of a process's own."""
         known = {number: self._number_of(pid, kind, number) for number in set(column)}
         return array("q", [known[number] for number in column])
 

@@ -217,9 +217,7 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
-    """Return where the step of each rank goes; ranks without measured steps are left out, of very many the latest
-    stay.
-    """
+    """Return where the step of each rank goes; ranks without measured steps are left out, of many the latest stay."""
     measured = [rank for rank in snapshot.ranks if rank.phases is not None]
     if len(measured) > MOST_RANKS:
         latest = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:MOST_RANKS]

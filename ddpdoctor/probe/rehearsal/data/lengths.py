@@ -8,13 +8,13 @@ what a function returns, and a reduction in which the ranks agree on the shortes
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Optional, Protocol
 
+from ...torch_compat import replaces
 from ..schedule import Trail
 
 # Smaller batches, made where their samples are fetched: lengths, samplers and their index lists stay as they are.
@@ -23,18 +23,14 @@ from ..schedule import Trail
 def cut_batches(torch: Any, samples: int) -> None:
     """Make every loader that collates fetch at most so many samples for a batch, in workers too."""
     fetchers = torch.utils.data._utils.fetch
-    for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
-        fetcher_class.fetch = _fetch_less(fetcher_class.fetch, samples)
 
-
-def _fetch_less(fetch: Any, samples: int) -> Any:
-    @functools.wraps(fetch)
-    def fetch_less(fetcher: Any, index: Any) -> Any:
+    def fetch_less(fetch: Any, fetcher: Any, index: Any) -> Any:
         if fetcher.auto_collation and isinstance(index, (list, tuple)) and len(index) > samples:
             index = index[:samples]
         return fetch(fetcher, index)
 
-    return fetch_less
+    for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
+        replaces("fetch", fetcher_class)(fetch_less)
 
 
 # How many samples the last batch of a pass holds, by the attributes of its loader.

@@ -113,7 +113,7 @@ class FileRules:
             return None
         if not changes or not is_regular(status):
             return None
-        made = self._maker(target, status)
+        made = self._created.maker(target, status)
         if made is not None and made.kind != "name":
             self._created.note("open", target, identity=identity_of(status))
             if creates:  # Another rank may remove it before it is opened.
@@ -159,7 +159,7 @@ class FileRules:
         status = status_of_target(target)
         if status is None or self._allow_writes or self._is_exempt(target):
             return False
-        return (is_regular(status) or is_directory(status)) and self._maker(target, status) is None
+        return (is_regular(status) or is_directory(status)) and self._created.maker(target, status) is None
 
     def times_set(self, path: object, dir_fd: object = None) -> None:
         """Note that ``os.utime`` was called: what the ranks made has other times now."""
@@ -182,10 +182,6 @@ class FileRules:
     def _announce(self, kind: str, path: str) -> None:
         self._created.note(kind, path)
         self.open_files.expect(path)
-
-    def _maker(self, path: str, status: os.stat_result) -> Made | None:
-        """Return what the ranks made at ``path``, where what is there now is as they left it."""
-        return self._created.maker(path, status)
 
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """Judge ``os.remove`` and ``os.unlink``."""
@@ -215,14 +211,14 @@ class FileRules:
         status = status_of_name(name)
         if status is None or not is_directory(status) or self._allow_writes:
             return None
-        if self._is_exempt(name) or self._maker(name, status) is not None:
+        if self._is_exempt(name) or self._created.maker(name, status) is not None:
             return None
         return Refusal("remove", name, f"would delete the directory {shown(name)}, {_NOT_OURS}")
 
     def _taken_away(self, name: str, status: os.stat_result) -> Refusal | None:
         if self._is_exempt(name):
             return None
-        if self._maker(name, status) is not None:
+        if self._created.maker(name, status) is not None:
             if status.st_nlink > 1 and is_regular(status):
                 self._created.note("relabelled", name)  # Its other names see another time of change.
             self._report("remove", name, False)
@@ -242,9 +238,9 @@ class FileRules:
         status = status_of_name(old)
         if status is None or (self._is_exempt(old) and self._is_exempt(new)):
             return None
-        made = Made(_kind_of(status), 0) if self._is_exempt(old) else self._maker(old, status)
+        made = Made(_kind_of(status), 0) if self._is_exempt(old) else self._created.maker(old, status)
         there = status_of_name(new)
-        replaces = there is not None and not self._is_exempt(new) and self._maker(new, there) is None
+        replaces = there is not None and not self._is_exempt(new) and self._created.maker(new, there) is None
         if not self._allow_writes:
             if made is None:
                 return Refusal("rename", old, f"would rename {shown(old)}, {_NOT_OURS}")
@@ -263,7 +259,7 @@ class FileRules:
             for name in (*folders, *files):
                 path = os.path.join(root, name)
                 status = status_of_name(path)
-                if status is not None and self._maker(path, status) is None:
+                if status is not None and self._created.maker(path, status) is None:
                     return path
         return None
 
@@ -289,7 +285,7 @@ class FileRules:
         status = status_of_name(old)
         if status is None:
             return None
-        made = self._maker(old, status)
+        made = self._created.maker(old, status)
         if made is not None:
             self._created.note("relabelled", old)
         # ``/proc/self/fd/N`` of a file without a name (``O_TMPFILE``), which only the rank can have made.
@@ -300,23 +296,17 @@ class FileRules:
         """Judge ``os.symlink``."""
         return self._new_name(target, dir_fd, "name")
 
-    def _new_name(self, path: object, dir_fd: object, kind: str) -> Refusal | None:
+    def directory_made(self, path: object, dir_fd: object) -> Refusal | None:
+        """Judge ``os.mkdir``."""
+        return self._new_name(path, dir_fd, "directory", "mkdir")
+
+    def _new_name(self, path: object, dir_fd: object, kind: str, action: str = "create") -> Refusal | None:
         name = self._resolve(name_path, "write", path, dir_fd)
         if not isinstance(name, str):
             return name
         if not self._is_exempt(name) and self._is_free(name):
             self._announce(kind, name)
-            self._report("create", name, False)
-        return None
-
-    def directory_made(self, path: object, dir_fd: object) -> Refusal | None:
-        """Judge ``os.mkdir``."""
-        name = self._resolve(name_path, "write", path, dir_fd)
-        if not isinstance(name, str):
-            return name
-        if not self._is_exempt(name) and self._is_free(name):
-            self._announce("directory", name)
-            self._report("mkdir", name, False)
+            self._report(action, name, False)
         return None
 
     def pipe_made(self, path: object, dir_fd: object) -> Refusal | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ...torch_compat import replaces
+
 # Writers that Python's audit hooks do not see, or not well enough: judged before they open their file.
 
 _SAFETENSORS_MODULES = ("safetensors", "safetensors.torch", "safetensors.numpy")
@@ -106,19 +108,16 @@ def wrap_safetensors(judge: Judge, done: Done) -> None:
 
 
 def _guard_serialize_file(module: ModuleType, judge: Judge, done: Done) -> None:
-    original = getattr(module, "serialize_file", None)
-    if original is None or hasattr(original, "__wrapped__"):
+    if hasattr(getattr(module, "serialize_file", None), "__wrapped__") or not hasattr(module, "serialize_file"):
         return
 
-    @functools.wraps(original)
-    def serialize_file(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("serialize_file", module)
+    def serialize_file(original: Any, tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
         judge(filename)
         try:
             return original(tensors, filename, *arguments, **options)
         finally:
             done()
-
-    vars(module)["serialize_file"] = serialize_file
 
 
 _SQLITE_OK = 0
@@ -149,20 +148,17 @@ def wrap_sqlite(sqlite: ModuleType, judge: Callable[[object], object]) -> None:
 
     ``sqlite`` is the module in C, from which the others take ``connect``.
     """
-    original = sqlite.connect
 
     def authorize(action: int, first: Any, *others: Any) -> int:
         if action == _SQLITE_ATTACH:
             judge(first)
         return _SQLITE_OK
 
-    @functools.wraps(original)
-    def connect(*arguments: Any, **options: Any) -> Any:
+    @replaces("connect", sqlite)
+    def connect(original: Any, *arguments: Any, **options: Any) -> Any:
         connection = original(*arguments, **options)
         connection.set_authorizer(authorize)
         return connection
-
-    vars(sqlite)["connect"] = connect
 
 
 def wrap_readline(readline: ModuleType, judge: Callable[[object], object], done: Callable[[], object]) -> None:
@@ -201,21 +197,19 @@ def wrap_shared_memory(
         import _posixshmem  # type: ignore[import-not-found]
     except ImportError:
         return
-    open_segment, unlink_segment = _posixshmem.shm_open, _posixshmem.shm_unlink
 
-    @functools.wraps(open_segment)
-    def shm_open(path: str, flags: int, mode: int = 0o777) -> int:
+    @replaces("shm_open", _posixshmem)
+    def shm_open(open_segment: Any, path: str, flags: int, mode: int = 0o777) -> int:
         opened(_segment(path), flags)
         descriptor: int = open_segment(path, flags, mode=mode)
         done()
         return descriptor
 
-    @functools.wraps(unlink_segment)
-    def shm_unlink(path: str) -> None:
+    @replaces("shm_unlink", _posixshmem)
+    def shm_unlink(unlink_segment: Any, path: str) -> None:
         removed(_segment(path))
         unlink_segment(path)
 
-    _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
     _follow_semaphores(opened, done)
 
 

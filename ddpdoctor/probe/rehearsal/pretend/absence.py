@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from ...torch_compat import replaces
+
 # Arrays in binary files that are not on the disk, as `numpy.memmap`, `fromfile` and `load` read them: tokens.
 
 ITEMS = 1 << 20
@@ -20,10 +22,10 @@ OF_NUMBERS = (".bin", ".dat", ".npy", ".raw", ".idx", ".tokens", ".mmap")
 def serve_numpy(numpy: Any, note: Callable[[str], None], directory: str) -> None:
     """Let ``memmap`` and ``fromfile`` read a generated file where a binary file that they read is missing."""
     stand_in = functools.partial(_array_file, numpy, note, directory)
-    create = numpy.memmap.__new__
 
-    @functools.wraps(create)
+    @replaces("__new__", numpy.memmap)
     def __new__(
+        create: Any,
         cls: Any,
         filename: Any,
         dtype: Any = "uint8",
@@ -36,29 +38,21 @@ def serve_numpy(numpy: Any, note: Callable[[str], None], directory: str) -> None
             filename, offset = stand_in(filename, dtype, shape), 0
         return create(cls, filename, dtype, mode, offset, shape, order)
 
-    numpy.memmap.__new__ = staticmethod(__new__)
-    read = numpy.fromfile
-
-    @functools.wraps(read)
-    def fromfile(file: Any, dtype: Any = float, count: int = -1, *arguments: Any, **options: Any) -> Any:
+    @replaces("fromfile", numpy)
+    def fromfile(read: Any, file: Any, dtype: Any = float, count: int = -1, *arguments: Any, **options: Any) -> Any:
         if _is_absent(file):
             file = stand_in(file, dtype, None if count < 0 else count)
         return read(file, dtype, count, *arguments, **options)
 
-    numpy.fromfile = fromfile
-
 
 def serve_arrays(numpy: Any, note: Callable[[str], None], directory: str) -> None:
     """Let ``load`` read one, too: tokens, where nothing says what else."""
-    load, read = numpy.load, numpy.fromfile
 
-    @functools.wraps(load)
-    def load_or_pretend(file: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("load", numpy)
+    def load_or_pretend(load: Any, file: Any, *arguments: Any, **options: Any) -> Any:
         if _is_absent(file):
-            return read(file, numpy.uint16)
+            return numpy.fromfile(file, numpy.uint16)
         return load(file, *arguments, **options)
-
-    numpy.load = load_or_pretend
 
 
 def _array_file(numpy: Any, note: Callable[[str], None], directory: str, path: Any, dtype: Any, shape: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from stat import S_ISDIR
 from typing import Any, NamedTuple, Optional
 
+from ...torch_compat import replaces
 from .absence import Labels, Note
 
 SIDE = 256
@@ -89,11 +90,10 @@ def serve_construction(
 
     ``fill`` and ``is_served`` get the arguments by their names, with defaults; what is not served goes to the class.
     """
-    construct = real.__init__
-    signature = inspect.signature(construct)
+    signature = inspect.signature(real.__init__)
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+    @replaces("__init__", real)
+    def __init__(construct: Any, self: Any, *arguments: Any, **options: Any) -> None:
         try:
             given = signature.bind(self, *arguments, **options)
             given.apply_defaults()
@@ -112,8 +112,6 @@ def serve_construction(
         vision.__init__(self, root, **transforms)
         fill(self, named)
         note(f"{real.__name__} of torchvision (random images)")
-
-    real.__init__ = __init__
 
 
 def _constructs(root: str, construct: Callable[[], None]) -> bool:
@@ -177,37 +175,34 @@ def _fill(dataset: Any, kind: Kind, named: dict[str, Any]) -> None:
 def _serve_folders(datasets: Any, note: Note) -> None:
     """Serve ``ImageFolder``, and ``ImageNet`` that is one, of a directory that is not there."""
     folder = datasets.DatasetFolder
-    find, make, construct = folder.find_classes, folder.make_dataset, folder.__init__
 
-    @functools.wraps(find)
-    def find_classes(self: Any, directory: Any) -> Any:
+    @replaces("find_classes", folder)
+    def find_classes(find: Any, self: Any, directory: Any) -> Any:
         if not is_absent(directory):
             return find(self, directory)
         note(f"the images of {_short(directory)} (random ones)")
         names = class_names(str(directory))
         return names, {name: number for number, name in enumerate(names)}
 
-    @functools.wraps(make)
-    def make_dataset(directory: Any, class_to_idx: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("make_dataset", folder)
+    def make_dataset(make: Any, directory: Any, class_to_idx: Any, *arguments: Any, **options: Any) -> Any:
         if not is_absent(directory):
             return make(directory, class_to_idx, *arguments, **options)
         return samples_of(str(directory), class_to_idx)
 
-    @functools.wraps(construct)
-    def __init__(self: Any, root: Any, loader: Any, *arguments: Any, **options: Any) -> None:
+    @replaces("__init__", folder)
+    def __init__(construct: Any, self: Any, root: Any, loader: Any, *arguments: Any, **options: Any) -> None:
         construct(self, root, functools.partial(_load, loader) if is_absent(root) else loader, *arguments, **options)
 
-    folder.find_classes, folder.make_dataset, folder.__init__ = find_classes, staticmethod(make_dataset), __init__
     image_net = getattr(datasets, "ImageNet", None)
     if image_net is not None:
         _serve_image_net(image_net, datasets.ImageFolder)
 
 
 def _serve_image_net(image_net: Any, image_folder: Any) -> None:
-    construct = image_net.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, root: Any, split: str = "train", **options: Any) -> None:
+    @replaces("__init__", image_net)
+    def __init__(construct: Any, self: Any, root: Any, split: str = "train", **options: Any) -> None:
         place = os.path.join(os.path.expanduser(str(root)), "imagenet", split)
         if not is_absent(root):
             construct(self, root, split, **options)
@@ -217,16 +212,13 @@ def _serve_image_net(image_net: Any, image_folder: Any) -> None:
         self.root, self.wnids, self.wnid_to_idx = root, self.classes, self.class_to_idx
         self.classes = [(name,) for name in self.wnids]
 
-    image_net.__init__ = __init__
-
 
 def serve_timm(module: Any, note: Note, directory: str) -> None:
     """Serve the reader of such folders that timm has."""
     reader = module.ReaderImageFolder
-    construct, get = reader.__init__, reader.__getitem__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, root: Any, *arguments: Any, **options: Any) -> None:
+    @replaces("__init__", reader)
+    def __init__(construct: Any, self: Any, root: Any, *arguments: Any, **options: Any) -> None:
         if not is_absent(root):
             construct(self, root, *arguments, **options)
             return
@@ -235,8 +227,8 @@ def serve_timm(module: Any, note: Note, directory: str) -> None:
         self.samples = samples_of(str(root), self.class_to_idx)
         note(f"the images of {_short(root)} (random ones)")
 
-    @functools.wraps(get)
-    def __getitem__(self: Any, index: int) -> Any:
+    @replaces("__getitem__", reader)
+    def __getitem__(get: Any, self: Any, index: int) -> Any:
         path, target = self.samples[index]
         if not is_absent(self.root):
             return get(self, index)
@@ -247,20 +239,15 @@ def serve_timm(module: Any, note: Note, directory: str) -> None:
         file.seek(0)
         return file, target
 
-    reader.__init__, reader.__getitem__ = __init__, __getitem__
-
 
 def serve_timm_factory(module: Any, note: Note, directory: str) -> None:
     """Serve what chooses timm's reader, and wants the directory to be there before it makes the reader."""
-    create = module.create_reader
 
-    @functools.wraps(create)
-    def create_reader(name: str, root: Any = None, split: str = "train", **options: Any) -> Any:
+    @replaces("create_reader", module)
+    def create_reader(create: Any, name: str, root: Any = None, split: str = "train", **options: Any) -> Any:
         if "/" in name or not isinstance(root, (str, os.PathLike)) or os.path.exists(root):
             return create(name, root, split, **options)
         return module.ReaderImageFolder(root)
-
-    module.create_reader = create_reader
 
 
 def is_absent(directory: Any) -> bool:
@@ -363,23 +350,20 @@ def serve_pictures(datasets: Any, note: Note, directory: str) -> None:
 
 
 def _serve(real: Any, pictures: Pictures, vision: Any, note: Note) -> None:
-    get, length = real.__getitem__, real.__len__
     serve_construction(real, vision, note, lambda dataset, named: _label(dataset, pictures, named), _wants_labels)
 
     # The functions of the class may be those of its base, which others have: only instances of ours are served.
-    @functools.wraps(get)
-    def __getitem__(self: Any, index: int) -> Any:
+    @replaces("__getitem__", real)
+    def __getitem__(get: Any, self: Any, index: int) -> Any:
         if _MADE not in vars(self):
             return get(self, index)
         drawn = picture(f"{real.__name__} {index}"), _target(self, pictures, int(index))
         return drawn if self.transforms is None else self.transforms(*drawn)
 
-    @functools.wraps(length)
-    def __len__(self: Any) -> int:
+    @replaces("__len__", real)
+    def __len__(length: Any, self: Any) -> int:
         made = vars(self).get(_MADE)
         return length(self) if made is None else len(made)
-
-    real.__getitem__, real.__len__ = __getitem__, __len__
 
 
 def _wants_labels(named: dict[str, Any]) -> bool:
@@ -428,10 +412,9 @@ def _mask(label: int) -> Any:
 
 def _serve_coco(real: Any, vision: Any, note: Note) -> None:
     """Give ``pycocotools``, which reads COCO's annotations from a file, generated ones where there is none."""
-    construct, load = real.__init__, real._load_image
 
-    @functools.wraps(construct)
-    def __init__(self: Any, root: Any, annFile: Any, *arguments: Any, **options: Any) -> None:  # noqa: N803
+    @replaces("__init__", real)
+    def __init__(construct: Any, self: Any, root: Any, annFile: Any, *arguments: Any, **options: Any) -> None:  # noqa: N803
         if os.path.exists(annFile):
             construct(self, root, annFile, *arguments, **options)
             return
@@ -444,11 +427,9 @@ def _serve_coco(real: Any, vision: Any, note: Note) -> None:
         setattr(self, _MADE, self.ids)
         note(f"{os.path.basename(str(annFile))} of COCO (random images with boxes)")
 
-    @functools.wraps(load)
-    def _load_image(self: Any, id: int) -> Any:
+    @replaces("_load_image", real)
+    def _load_image(load: Any, self: Any, id: int) -> Any:
         return load(self, id) if _MADE not in vars(self) else picture(f"COCO {id}")
-
-    real.__init__, real._load_image = __init__, _load_image
 
 
 def coco_annotations() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import pathlib
@@ -12,6 +11,7 @@ import sys
 from typing import Any
 from urllib.parse import urlparse
 
+from ...torch_compat import replaces
 from .absence import ABSENT, Note, on_this_machine, short_name
 from .tables import sentence
 
@@ -23,10 +23,9 @@ TEXT_BYTES = 1 << 20
 
 def serve_urllib(module: Any, note: Note, directory: str) -> None:
     """Serve ``urllib.request.urlopen``, which ``urlretrieve`` goes through, too."""
-    opened = module.urlopen
 
-    @functools.wraps(opened)
-    def urlopen(url: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("urlopen", module)
+    def urlopen(opened: Any, url: Any, *arguments: Any, **options: Any) -> Any:
         address = url if isinstance(url, str) else getattr(url, "full_url", "")
         if not _is_text(address):
             return opened(url, *arguments, **options)
@@ -35,15 +34,12 @@ def serve_urllib(module: Any, note: Note, directory: str) -> None:
         headers["Content-Type"], headers["Content-Length"] = "text/plain; charset=utf-8", str(len(content))
         return module.addinfourl(io.BytesIO(content), headers, address, 200)
 
-    module.urlopen = urlopen
-
 
 def serve_requests(module: Any, note: Note, directory: str) -> None:
     """Serve ``requests.get``, alone or of a session."""
-    ask = module.Session.request
 
-    @functools.wraps(ask)
-    def request(self: Any, method: Any, url: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("request", module.Session)
+    def request(ask: Any, self: Any, method: Any, url: Any, *arguments: Any, **options: Any) -> Any:
         if str(method).upper() != "GET" or not _is_text(url):
             return ask(self, method, url, *arguments, **options)
         answer = module.Response()
@@ -51,23 +47,18 @@ def serve_requests(module: Any, note: Note, directory: str) -> None:
         answer.raw = io.BytesIO(_generated(url, note))
         return answer
 
-    module.Session.request = request
-
 
 def serve_fsspec(module: Any, note: Note, directory: str) -> None:
     """Serve ``fsspec.open``."""
-    opened = module.open
 
-    @functools.wraps(opened)
-    def open_text(urlpath: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("open", module)
+    def open_text(opened: Any, urlpath: Any, *arguments: Any, **options: Any) -> Any:
         if not _is_text(urlpath):
             return opened(urlpath, *arguments, **options)
         made = os.path.join(directory, f"pretended-{os.getpid()}-{os.path.basename(urlparse(urlpath).path)}")
         with open(made, "wb") as file:
             file.write(_generated(urlpath, note))
         return opened(made, *arguments, **options)
-
-    module.open = open_text
 
 
 def _is_text(address: Any) -> bool:
@@ -121,10 +112,9 @@ def serve_schedulers(module: Any, note: Note, directory: str) -> None:
 
 
 def _serve(owner: Any, note: Note, part: str, instead: str) -> None:
-    load = owner.__dict__["from_pretrained"].__func__
 
-    @functools.wraps(load)
-    def from_pretrained(cls: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
+    @replaces("from_pretrained", owner)
+    def from_pretrained(load: Any, cls: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, cls, name, *arguments, **options)
         if loaded is not ABSENT:
             return loaded
@@ -135,8 +125,6 @@ def _serve(owner: Any, note: Note, part: str, instead: str) -> None:
             dtype = options.get("torch_dtype")
             made = made.to(dtype) if type(dtype).__name__ == "dtype" else made
         return (made, {}) if options.get("return_unused_kwargs") else made
-
-    owner.from_pretrained = classmethod(from_pretrained)
 
 
 LAYERS = 2
@@ -173,10 +161,9 @@ _TEMPLATE = "{% for one in messages %}{{ one['role'] + ': ' + (one['content'] or
 def serve_configurations(module: Any, note: Note, directory: str) -> None:
     """Serve ``from_pretrained`` of a configuration, which models and tokenizers use, too."""
     base = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
-    load: Any = base.__dict__["get_config_dict"].__func__
 
-    @functools.wraps(load)
-    def get_config_dict(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("get_config_dict", base)
+    def get_config_dict(load: Any, cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
         kind = cls.model_type or kind_of(str(name))
         if not kind:
             return load(cls, name, *arguments, **options)
@@ -186,8 +173,6 @@ def serve_configurations(module: Any, note: Note, directory: str) -> None:
         note(f"the configuration of {short_name(name)} (a small {kind})")
         left = {key: value for key, value in options.items() if key not in _READ_BY_THE_LOADER}
         return {"model_type": kind, **_small(kind)}, left
-
-    base.get_config_dict = classmethod(get_config_dict)
 
 
 def kind_of(name: str) -> str:
@@ -232,17 +217,14 @@ def serve_auto_tokenizer(auto: Any, note: Note, directory: str) -> None:
 
 
 def _serve_tokenizer(owner: Any, note: Note) -> None:
-    load = owner.__dict__["from_pretrained"].__func__
 
-    @functools.wraps(load)
-    def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("from_pretrained", owner)
+    def from_pretrained(load: Any, cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, cls, name, *arguments, **options)
         if loaded is not ABSENT and _has_vocabulary(loaded):
             return loaded
         note(f"the tokenizer of {short_name(name)} (one token a byte)")
         return _tokenizer(kind_of(str(name)), options)
-
-    owner.from_pretrained = classmethod(from_pretrained)
 
 
 def _has_vocabulary(tokenizer: Any) -> bool:
@@ -299,10 +281,9 @@ class NoWeights(dict[Any, Any]):
 def serve_hub(torch: Any, note: Note, directory: str) -> None:
     """Serve ``torch.hub.load_state_dict_from_url``, which torchvision's models use, and ``torch.hub.list``."""
     hub = torch.hub
-    load = hub.load_state_dict_from_url
 
-    @functools.wraps(load)
-    def load_state_dict_from_url(url: str, model_dir: Any = None, *arguments: Any, **options: Any) -> Any:
+    @replaces("load_state_dict_from_url", hub)
+    def load_state_dict_from_url(load: Any, url: str, model_dir: Any = None, *arguments: Any, **options: Any) -> Any:
         name = options.get("file_name") or os.path.basename(urlparse(url).path)
         place = model_dir or os.path.join(hub.get_dir(), "checkpoints")
         if os.path.exists(os.path.join(place, name)):
@@ -310,67 +291,49 @@ def serve_hub(torch: Any, note: Note, directory: str) -> None:
         note(f"the weights {name} (random ones)")
         return NoWeights()
 
-    hub.load_state_dict_from_url = load_state_dict_from_url
-    listed = hub.list
-
-    @functools.wraps(listed)
-    def list_models(github: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("list", hub)
+    def list_models(listed: Any, github: Any, *arguments: Any, **options: Any) -> Any:
         if os.path.isdir(os.path.join(hub.get_dir(), str(github).replace("/", "_").replace(":", "_"))):
             return listed(github, *arguments, **options)
         note(f"the models of {str(github).partition(':')[0]} on torch.hub (none)")
         return []
 
-    hub.list = list_models
-
 
 def serve_modules(torch: Any, note: Note, directory: str) -> None:
     """Make ``load_state_dict`` of a module take what stands for weights, and keep its own."""
     module = torch.nn.Module
-    load = module.load_state_dict
 
-    @functools.wraps(load)
-    def load_state_dict(self: Any, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("load_state_dict", module)
+    def load_state_dict(load: Any, self: Any, state_dict: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(state_dict, NoWeights):
             return torch.nn.modules.module._IncompatibleKeys([], [])
         return load(self, state_dict, *arguments, **options)
 
-    module.load_state_dict = load_state_dict
-
 
 def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
     """Serve ``torch.load`` of files that are not there, by their names in the script, which may ask for them first."""
-    load, exists = torch.load, os.path.exists
+    exists = os.path.exists
 
-    @functools.wraps(load)
-    def load_or_nothing(file: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("load", torch, torch.serialization)
+    def load_or_nothing(load: Any, file: Any, *arguments: Any, **options: Any) -> Any:
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
         if name not in names or exists(name):
             return load(file, *arguments, **options)
         note(f"the weights {os.path.basename(name)} (random ones)")
         return NoWeights()
 
-    torch.load = torch.serialization.load = load_or_nothing
-    for owner, question in _IS_THERE:
-        _affirm(owner, question, names)
-
-
-def _affirm(owner: Any, question: str, names: frozenset[str]) -> None:
-    """Answer that a file of weights is there."""
-    ask = getattr(owner, question)
-
-    @functools.wraps(ask)
-    def is_there(path: Any, *arguments: Any, **options: Any) -> bool:
+    def is_there(ask: Any, path: Any, *arguments: Any, **options: Any) -> Any:
         return str(path) in names or ask(path, *arguments, **options)
 
-    setattr(owner, question, is_there)
+    for owner, question in _IS_THERE:
+        replaces(question, owner)(is_there)
 
 
 def serve_timm(builder: Any, note: Note, directory: str) -> None:
     """Serve what ``create_model(pretrained=True)`` of timm loads."""
-    load = builder.load_pretrained
 
-    @functools.wraps(load)
-    def load_pretrained(model: Any, pretrained_cfg: Any = None, *arguments: Any, **options: Any) -> Any:
+    @replaces("load_pretrained", builder)
+    def load_pretrained(load: Any, model: Any, pretrained_cfg: Any = None, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, model, pretrained_cfg, *arguments, **options)
         if loaded is not ABSENT:
             return loaded
@@ -378,16 +341,13 @@ def serve_timm(builder: Any, note: Note, directory: str) -> None:
         note(f"timm's weights of {name} (random ones)")
         return None
 
-    builder.load_pretrained = load_pretrained
-
 
 def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
     """Serve ``from_pretrained`` of a model with a configuration that is there, in its directory or as an argument."""
     model_class = modeling.PreTrainedModel
-    load = model_class.__dict__["from_pretrained"].__func__
 
-    @functools.wraps(load)
-    def from_pretrained(cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("from_pretrained", model_class)
+    def from_pretrained(load: Any, cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
         if cls.config_class is None:
             return load(cls, name, *arguments, **options)
         loaded = on_this_machine(load, cls, name, *arguments, **options)
@@ -400,8 +360,6 @@ def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
         dtype = options.get("dtype", options.get("torch_dtype"))
         model = cls(config)
         return model.to(dtype) if type(dtype).__name__ == "dtype" else model
-
-    model_class.from_pretrained = classmethod(from_pretrained)
 
 
 def _of_configuration(config_class: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ names are the same on every rank; what they name is asked for by them and so is 
 from __future__ import annotations
 
 import builtins
-import functools
 import glob
 import io
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from ...torch_compat import replaces
 from ...user_code import OURS, UserCode
 from .absence import OF_NUMBERS, Note
 
@@ -51,22 +51,13 @@ class ListedData:
 
     def install(self) -> None:
         """Serve listings, patterns, lists in text files, and questions whether what they name is there."""
-        self._replace(os, "listdir", self._listed)
-        self._replace(glob, "glob", self._matching)
-        self._replace(pathlib.Path, "glob", self._paths_matching)
-        self._replace(builtins, "open", self._opened)
+        replaces("listdir", os)(self._listed)
+        replaces("glob", glob)(self._matching)
+        replaces("glob", pathlib.Path)(self._paths_matching)
+        replaces("open", builtins)(self._opened)
         for owner, names in ((os.path, ("exists", "isfile")), (pathlib.Path, ("exists", "is_file"))):
             for name in names:
-                self._replace(owner, name, self._there)
-
-    def _replace(self, owner: Any, name: str, serve: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def or_pretend(*arguments: Any, **options: Any) -> Any:
-            return serve(original, *arguments, **options)
-
-        setattr(owner, name, or_pretend)
+                replaces(name, owner)(self._there)
 
     def _listed(self, listdir: Callable[..., Any], path: Any = ".") -> Any:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import random
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
+from ...torch_compat import replaces
 from .absence import ABSENT, Labels, Note, on_this_machine, short_name
 from .image_datasets import SIDE, picture
 
@@ -100,11 +100,10 @@ def _served(
     """Have a decoder give what the decorated function makes for the path of a file with one of these endings, where
     that is not there; ``parameter`` is what the decoder calls the file.
     """
-    decode = getattr(owner, name)
 
     def replace(make: Callable[..., Any]) -> None:
-        @functools.wraps(decode)
-        def decode_or_make(*arguments: Any, **options: Any) -> Any:
+        @replaces(name, owner)
+        def decode_or_make(decode: Any, *arguments: Any, **options: Any) -> Any:
             path = _absent(arguments[0] if arguments else options.get(parameter), endings)
             if not path:
                 return decode(*arguments, **options)
@@ -112,8 +111,6 @@ def _served(
             note(f"the {os.path.splitext(path)[1]} files that the script names (random {kind})")
             options.pop(parameter, None)
             return make(path, *arguments[1:], **options)
-
-        setattr(owner, name, decode_or_make)
 
     return replace
 
@@ -206,10 +203,9 @@ _WORDS = ("the", "rank", "step", "model", "data", "loss", "graph", "light", "riv
 
 def serve_datasets(module: Any, note: Note, directory: str) -> None:
     """Serve ``datasets.load_dataset``."""
-    load = module.load_dataset
 
-    @functools.wraps(load)
-    def load_dataset(path: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
+    @replaces("load_dataset", module)
+    def load_dataset(load: Any, path: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
         features = options.get("features")
         columns = columns_of(str(path), str(name or "")) if features is None else {}
         if columns is None:
@@ -221,8 +217,6 @@ def serve_datasets(module: Any, note: Note, directory: str) -> None:
         called = files if isinstance(files, str) else path if name is None else f"{short_name(path)} {name}"
         note(f"the data set {short_name(called)} (generated rows)")
         return _answer(columns, features, options)
-
-    module.load_dataset = load_dataset
 
 
 def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
@@ -329,14 +323,11 @@ class Metric:
 
 def serve_evaluate(module: Any, note: Note, directory: str) -> None:
     """Serve ``evaluate.load``."""
-    load = module.load
 
-    @functools.wraps(load)
-    def load_metric(path: Any, *arguments: Any, **options: Any) -> Any:
+    @replaces("load", module)
+    def load_metric(load: Any, path: Any, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, path, *arguments, **options)
         if loaded is not ABSENT:
             return loaded
         note(f"the metric {short_name(path)} (always 0.5)")
         return Metric(short_name(path))
-
-    module.load = load_metric
