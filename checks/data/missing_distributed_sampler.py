@@ -59,6 +59,7 @@ from ddpdoctor.source.queries.training_loops import (
     division,
     feedings,
     is_drawn,
+    is_map_style,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
@@ -177,6 +178,9 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
             if repeated.feeding.loader.location == finding.location:
                 yield from one_worker(repeated, finding)
     for feeding in feedings(projection):
+        dataset = feeding.loader.argument("dataset", 0)
+        if isinstance(dataset, Instance) and not is_map_style(projection.machine, dataset):
+            continue  # A loader takes no sampler for a stream.
         replaceable = _sampler_of(feeding.loader) in TORCHS_ORDERS | {_DIVIDING}
         if feeding.loader.location == finding.location and replaceable:
             yield from divide(feeding, finding)

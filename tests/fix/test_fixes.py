@@ -218,7 +218,50 @@ NESTED = UNSHUFFLED.replace(
                 model(x[part]).sum().backward()
 """,
 )
+STREAM = """\
+class Rows(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        for index, row in enumerate(self.rows):
+            if index % dist.get_world_size() == dist.get_rank():
+                yield row
+
+
+"""
+KEPT = """\
+class Rolled(Dataset):
+    def __init__(self, rows):
+        self.rows, self.epoch = rows, 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index - self.epoch]
+
+
+"""
 SHOWN = {
+    "a stream that every worker repeats": (
+        "DDP101",
+        HEAD.replace("DistributedSampler, ", "IterableDataset, ")
+        + STREAM
+        + UNSHUFFLED.replace("    sampler = DistributedSampler(data, shuffle=False)  # a comment\n", "")
+        .replace("TensorDataset(torch.ones(8, 2))", "Rows(torch.ones(8, 2))")
+        .replace("sampler=sampler", "num_workers=4"),
+        ["loader = DataLoader(data, num_workers=1)"],
+    ),
+    "workers that are kept": (
+        "DDP102",
+        HEAD.replace("TensorDataset", "Dataset")
+        + KEPT
+        + UNSHUFFLED.replace("TensorDataset(torch.ones(8, 2))", "Rolled(torch.ones(8, 2))")
+        .replace("sampler=sampler", "sampler=sampler, num_workers=1, persistent_workers=True")
+        .replace("        # another comment\n", "        data.epoch = epoch\n"),
+        ["loader = DataLoader(data, sampler=sampler, num_workers=1)"],
+    ),
     "a whole data set": (
         "DDP101",
         HEAD + WHOLE,
