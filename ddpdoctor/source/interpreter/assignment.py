@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
+from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
@@ -251,13 +252,14 @@ def settings_of(value: Value) -> dict[str, Value] | None:
 
 
 def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
-    """Return what a dict of classes, of functions that make optimizers, or of which some communicate gives for any key.
+    """Return what a dict gives for any key: of classes, or functions that make models or optimizers or communicate.
 
     None for a dict that holds anything else.
     """
     values = [value for _, value in registry.entries]
     functions = [value for value in values if isinstance(value, Function)]
     followed = any(_trains(machine, value) for value in functions) or all(map(_makes_optimizers, functions))
+    followed = followed or all(makes_model(machine, value) for value in functions)
     known = (isinstance(value, (External, ProjectClass, Function)) for value in values)
     return reduce(join, values) if values and followed and all(known) else None
 

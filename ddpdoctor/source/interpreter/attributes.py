@@ -37,7 +37,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -210,6 +210,20 @@ def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
 def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
     """Return the full names of the external classes that a project class derives from."""
     return tuple(base.name for base in bases_of(machine, cls) if isinstance(base, External))
+
+
+def makes_model(machine: Machine, value: Value) -> bool:
+    """Return whether a class of the project is a module of torch, or a function only returns what it makes of such."""
+    if isinstance(value, ProjectClass):
+        return "torch.nn.Module" in base_names(machine, value)
+    if not isinstance(value, Function):
+        return False
+    node, scope = value.node, machine.scope_modules.get(value.module, -1)
+    returns = [one.value for one in descend(node) if isinstance(one, ast.Return)]
+    results = [node.body] if isinstance(node, ast.Lambda) else returns
+    makers = [last_name(one.func) if isinstance(one, ast.Call) else "" for one in results]
+    classes = [machine.store.get(scope, name) for name in makers]
+    return bool(classes) and all(isinstance(one, ProjectClass) and makes_model(machine, one) for one in classes)
 
 
 def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:

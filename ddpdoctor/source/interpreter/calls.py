@@ -46,7 +46,7 @@ from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
 from ddpdoctor.source.torch_model.external_objects import make_sampler
-from ddpdoctor.source.torch_model.recorded_calls import bare_forward, note_own_step
+from ddpdoctor.source.torch_model.recorded_calls import bare_forward, note_absent, note_own_step
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -66,9 +66,17 @@ def call(machine: Machine, node: ast.Call) -> Value:
     """Evaluate a call expression with all its effects."""
     function = machine.evaluate(machine, node.func)
     positional, named, complete = arguments_of(machine, node)
+    note_absent(machine, node.func, function)
+    if isinstance(function, External) and function.name in _GO_OVER and positional:
+        note_absent(machine, node.args[0], positional[0])
     return apply(machine, node, function, positional, named, complete)
 
 
+# Builtins that fail where their first argument is None.
+_GO_OVER = frozenset(
+    f"builtins.{name}"
+    for name in ("enumerate", "iter", "len", "list", "next", "range", "sorted", "sum", "tuple", "zip")
+)
 OF_UNKNOWN_NAMES = "**"
 """Key of what a call is given as ``**settings``: its result derives from that as well."""
 

@@ -51,7 +51,7 @@ from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, s
 from ddpdoctor.source.ranks.rank_local_values import FORM, MEMBERS, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.torch_model.recorded_calls import note_attribute
+from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute
 from ddpdoctor.source.vocabulary import DISTRIBUTION_ATTRIBUTES, DISTRIBUTION_NAMES
 
 ENVIRONMENT = External("os.environ")
@@ -116,7 +116,9 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
     else:
         owner = evaluate(machine, inner)
     kind = owner.__class__
-    if kind is ExternalObject:
+    if kind is PerRank:
+        note_absent(machine, inner, owner)
+    elif kind is ExternalObject:
         note_attribute(machine, node, name, owner)
     elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:
         return extent
@@ -132,6 +134,8 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
     if left.__class__ is not PerRank and right.__class__ is not PerRank:
         return never_none(binary(node.op, left, right))
+    note_absent(machine, node.left, left)
+    note_absent(machine, node.right, right)
     if isinstance(node.op, ast.Add) and _is_global_rank(machine, node, left, right):
         return exact_per_rank(GLOBAL_RANK)
     if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
@@ -353,6 +357,7 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
 
 def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     container = evaluate(machine, node.value)
+    note_absent(machine, node.value, container)
     if isinstance(node.slice, ast.Slice) and container.__class__ is not External:
         return sliced(machine, node, node.slice, container)
     key = evaluate(machine, node.slice)

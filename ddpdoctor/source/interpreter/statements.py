@@ -36,6 +36,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
 from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.torch_model.recorded_calls import note_absent
 from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
@@ -94,6 +95,7 @@ def _if(machine: Machine, statement: ast.If) -> None:
 
 def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     iterable = opened(machine, statement.iter)
+    note_absent(machine, statement.iter, iterable)
     for number, phase in enumerate(turns_apart := phases(statement, iterable)):
         if machine.mask:
             _phase(machine, statement, iterable, phase, number)

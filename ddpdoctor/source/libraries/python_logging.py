@@ -51,13 +51,14 @@ class Screen:
         self._machine = machine
         self._levels: dict[str, int] = {}
         self._handled: set[str] = set()
-        self._loguru = True
+        self._loguru: bool | None = True
+        """Loguru shows lines of level INFO on every rank; None where that cannot be known any more."""
         apart: set[int] = set()
         """Handlers that show less than INFO, or name the rank in each line."""
         added: list[tuple[str, Value]] = []
         for event in calls:
             if event.name.startswith(_LOGURU):
-                self._loguru = self._loguru and event.name.rpartition(".")[2] not in ("remove", "add", "configure")
+                self._take_loguru(event, on_every_rank)
             elif event.name == "logging.disable":
                 self._levels[""] = _UNKNOWN
             elif event.name in _SETTINGS and on_every_rank(event) and event.receiver is not None:
@@ -79,6 +80,19 @@ class Screen:
             shown = (one for one in options_of(handler) if isinstance(one, ExternalObject))
             if any(one.name in _FOR_THE_SCREEN and one.number not in apart for one in shown):
                 self._handled.add(key)
+
+    def _take_loguru(self, event: Event, on_every_rank: Callable[[Event], bool]) -> None:
+        """Take note of what takes loguru's lines off the screen, or puts them there again on every rank."""
+        does, sink = event.name.rpartition(".")[2], event.argument("sink", 0)
+        if does in ("disable", "configure"):
+            self._loguru = None
+        elif does == "remove" and self._loguru:
+            self._loguru = False
+        elif does == "add" and self._loguru is False and on_every_rank(event) and "filter" not in event.named:
+            on_screen = isinstance(sink, External) and sink.name in ("sys.stderr", "sys.stdout")
+            level, form = (event.named.get(name, NONE) for name in ("level", "format"))
+            shown = level == NONE or _level(level) <= logging.INFO
+            self._loguru = on_screen and shown and not _shows_process(form)
 
     def _take(self, event: Event, added: list[tuple[str, Value]]) -> None:
         """Take note of what gives the root logger its level and its handlers."""
@@ -103,7 +117,7 @@ class Screen:
     def shows(self, event: Event) -> bool:
         """Return whether a call says something at level INFO that every rank's screen shows."""
         if event.name == f"{_LOGURU}.info":
-            return self._loguru
+            return bool(self._loguru)
         if event.name == "logging.info":
             return self._is_shown("")
         if event.name != "info" or event.receiver is None:

@@ -9,6 +9,7 @@ from functools import partial, reduce
 import msgspec
 
 from ddpdoctor.files import regex
+from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
@@ -67,6 +68,8 @@ def call_option(
 
         machine.fork([partial(call_one, option) for option in options])
         return reduce(join, results) if _all_train(machine, options) else derived(results)
+    if isinstance(function, OneOf) and all(makes_model(machine, option) for option in options):
+        return _any_model(machine, node, options, positional, named, complete)
     contexts = tuple(context for option in options if (context := _context_of(option)) is not None)
     if len(contexts) == len(options):
         return OneOf(contexts)
@@ -89,6 +92,28 @@ def call_option(
             return value  # The object for ranks: its methods join the group and wrap the model.
         return _of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
+
+
+def _any_model(
+    machine: Machine,
+    node: ast.AST,
+    options: Sequence[Value],
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
+) -> Value:
+    """Make a model of each class that a setting chooses from, as objects of their own."""
+    made: list[Value] = []
+
+    def make(number: int) -> None:
+        machine.phases.append(number)
+        try:
+            made.append(machine.apply(machine, node, options[number], positional, named, complete))
+        finally:
+            machine.phases.pop()
+
+    machine.fork([partial(make, number) for number in range(len(options))])
+    return reduce(join, made)
 
 
 def _context_of(option: Value) -> Value | None:

@@ -10,12 +10,17 @@ from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NONE,
+    RANKS,
     External,
     ExternalObject,
     Function,
     Instance,
+    PerRank,
+    Unknown,
     Value,
     constant,
+    on_rank,
     tagged,
     tags_of,
 )
@@ -181,6 +186,24 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
     machine.note("training", "set attribute", node, (value,), receiver=owner)
+
+
+ABSENT = "use of None"
+"""Name of the calls that stand for a use, as an object, of what is None on some of the ranks that come there."""
+
+
+def note_absent(machine: Machine, node: ast.AST, value: Value) -> None:
+    """Note that ranks take something of a value, or go over it, that is None on some of them and not on the others.
+
+    Not where a condition of unknown origin may keep these ranks out, nor where a failure is caught.
+    """
+    if value.__class__ is not PerRank or machine.quiet or machine.trying or machine.in_parent:
+        return
+    if any(not isinstance(one, Unknown) or one.varying or one.opaque for one in machine.deciding):
+        return
+    here = [on_rank(value, rank) for rank in RANKS if machine.mask >> rank & 1]
+    if NONE in here and any(one != NONE for one in here):
+        machine.note("call", ABSENT, node, [value])
 
 
 def note_own_step(
