@@ -27,8 +27,7 @@ def numbers_of(pid: int) -> tuple[int, ...]:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return _state(pid) not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         if os.path.exists("/proc/self"):
             return False
@@ -46,10 +45,14 @@ def is_alive(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process; False where the platform does not say."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        return _state(pid) in ("T", "t")
     except (OSError, IndexError):
         return False
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 def carries_run(pid: int, directory: Path | str) -> bool | None:

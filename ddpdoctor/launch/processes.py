@@ -18,8 +18,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.box.start import Box
-from ddpdoctor.launch.pid_namespaces import is_alive
-from ddpdoctor.record import layout
+from ddpdoctor.launch.pid_namespaces import carries_run, is_alive
 
 if TYPE_CHECKING:
     import psutil
@@ -108,13 +107,9 @@ class JobProcesses:
             except psutil.Error:
                 pass
             found[self._launcher.pid] = None
-        marker = str(self._run_directory)
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get(layout.RUN_VARIABLE) == marker:
-                    found[process.pid] = None
-            except (psutil.Error, OSError):
-                continue
+        found.update(
+            (pid, None) for pid in psutil.pids() if pid != os.getpid() and carries_run(pid, self._run_directory)
+        )
         return [pid for pid in found if is_alive(pid)]
 
 

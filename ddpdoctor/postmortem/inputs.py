@@ -303,15 +303,11 @@ def opened(found: Found, stdin: BinaryIO | None = None) -> Iterator[io.BufferedR
         yield stream
 
 
-class _Unclosed(io.RawIOBase):
+class _Unclosed(packed.Raw):
     """The standard input, which stays open."""
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
-
-    def readable(self) -> bool:
-        """Return whether it is."""
-        return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         """Read what is there."""

@@ -106,21 +106,18 @@ class FailureTable:
         self._lines += 1
         stripped = text.strip()
         if re.fullmatch(r"\[\d+\]:", stripped) or stripped.startswith(("-----", "Root Cause")):
-            yield from self._done()
+            yield from self.finish()
         elif row := _ROW.match(text):
             self._row[row["key"]] = row["value"].strip()
         elif stripped.startswith("=====") and self._row:
-            yield from self._done()
+            yield from self.finish()
             self.open = False
         elif "traceback" in self._row:
             self._row["traceback"] += "\n" + text.removeprefix("  ")
         self.open = self.open and self._lines < MOST_TABLE_LINES
 
     def finish(self) -> Iterator[dict[str, str]]:
-        """Yield the row that was open where the log ends."""
-        yield from self._done()
-
-    def _done(self) -> Iterator[dict[str, str]]:
+        """Yield the row that is open where another one begins, or the log ends."""
         if "rank" in self._row:
             yield self._row
         self._row = {}

@@ -298,7 +298,7 @@ class LogReader:
             for row in self._table.take(text):
                 self._take_row(row, prefixed, number)
             return
-        begins = self._tracebacks.begins(prefixed.marked, text)
+        begins = self._tracebacks.begins(text)
         if begins or self._tracebacks.begins_within(prefixed.marked, text):
             self._tracebacks.begin(
                 Raised(

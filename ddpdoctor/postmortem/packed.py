@@ -163,7 +163,7 @@ class _Source:
         self._back = piece + self._back
 
 
-class _Raw(io.RawIOBase):
+class Raw(io.RawIOBase):
     """What is read piece by piece."""
 
     def readable(self) -> bool:
@@ -176,7 +176,7 @@ class _Raw(io.RawIOBase):
             pass
 
 
-class _Part(_Raw):
+class _Part(Raw):
     """So many of the next bytes of a stream."""
 
     def __init__(self, stream: io.BufferedReader[Any] | _Source, left: int) -> None:
@@ -192,7 +192,7 @@ class _Part(_Raw):
         return len(piece)
 
 
-class _Unpacked(_Raw):
+class _Unpacked(Raw):
     """What a compressed stream holds, up to a bound: beyond it the file is no log."""
 
     def __init__(
@@ -249,7 +249,7 @@ class _Unpacked(_Raw):
         return True
 
 
-class Encoded(_Raw):
+class Encoded(Raw):
     """A text as a stream of UTF-8."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:

@@ -112,7 +112,7 @@ class Tracebacks:
         """More lines are needed."""
         return bool(self._open or self._closed)
 
-    def begins(self, marked: str, text: str) -> bool:
+    def begins(self, text: str) -> bool:
         """Return whether a line begins a traceback."""
         return HEADER in text and not text.lstrip().startswith("Original")
 
@@ -268,7 +268,7 @@ def parse(text: str) -> Raised | None:
     tracebacks = Tracebacks()
     done: list[Raised] = []
     for line in textwrap.dedent(text).splitlines():
-        if tracebacks.begins("", line):
+        if tracebacks.begins(line):
             tracebacks.begin(Raised())
         else:
             done += tracebacks.take("", line)[1]

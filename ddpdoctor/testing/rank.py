@@ -27,6 +27,11 @@ from ddpdoctor.testing.ranks import DdpRank, become
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = os.path.join("", "site-packages", "torch", "")
+_NO_FAILURES: dict[type[Any], str] = {
+    pytest.skip.Exception: "skipped",
+    pytest.xfail.Exception: "xfailed",
+    pytest.exit.Exception: "exit",
+}
 GROUP_TIMEOUT = timedelta(minutes=30)
 """gloo's own; the test's time limit ends it earlier."""
 
@@ -137,15 +142,10 @@ def _function_of(module: ModuleType, test: dict[str, Any], instance: object) -> 
 def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> dict[str, Any]:
     """Return the text of the exception that ended the body."""
     reason = ""
-    if isinstance(error, pytest.skip.Exception):
-        hooks.finished(0)
-        return {"outcome": "skipped", "reason": error.msg or ""}
-    if isinstance(error, pytest.xfail.Exception):
-        hooks.finished(0)
-        return {"outcome": "xfailed", "reason": error.msg or ""}
-    if isinstance(error, pytest.exit.Exception):
-        hooks.finished(0)
-        return {"outcome": "exit", "reason": error.msg}
+    for kind, outcome in _NO_FAILURES.items():
+        if isinstance(error, kind):
+            hooks.finished(0)
+            return {"outcome": outcome, "reason": error.msg or ""}
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         hooks.finished(code & 0xFF)

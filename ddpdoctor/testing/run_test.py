@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.testing import ranks
 from ddpdoctor.testing.ranks import Body
 from ddpdoctor.testing.warm_ranks import WarmRank, WarmRanks, rank_environment
@@ -159,6 +160,8 @@ class _Run:
 
     def _start(self) -> None:
         body = self._body
+        # For a body that makes a process group itself.
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         plan = {
             "version": 1,
             "kind": "rehearsal",
@@ -171,7 +174,7 @@ class _Run:
         }
         test = {
             **{name: value for name, value in vars(body).items() if name != "values"},
-            "environment": {"GLOO_SOCKET_IFNAME": "lo", **rank_environment(), **_rendezvous()},
+            "environment": {"GLOO_SOCKET_IFNAME": "lo", **rank_environment(), **meeting},
             "directory": os.getcwd(),
             "path": sys.path,
             "plan": plan,
@@ -304,13 +307,6 @@ class _Run:
         else:
             data.add_lines({file: measured.lines(file) or () for file in files})
         data.add_file_tracers({file: name for file in files if (name := measured.file_tracer(file))})
-
-
-def _rendezvous() -> dict[str, str]:
-    """Return a place of meeting for a body that makes a process group itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
 
 
 def _last_line(text: str) -> str:

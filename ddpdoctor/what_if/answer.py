@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, ra
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Finding, Gain, Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.what_if.observed import NoGround, Observed, observe
+from ddpdoctor.what_if.observed import PHASES, NoGround, Observed, observe, own_ns
 from ddpdoctor.what_if.scenario import (
     Change,
     Curve,
@@ -108,14 +108,8 @@ def late_ranks(observed: Observed) -> tuple[int, ...]:
     return tuple(
         times.rank
         for times, evened in zip(observed.ranks, without_straggler(observed.ranks), strict=True)
-        if _total(times.forward, times.backward, times.data_wait, times.optimizer, times.other)
-        - _total(evened.forward, evened.backward, evened.data_wait, evened.optimizer, evened.other)
-        > 0.02 * observed.step_ns * len(times.forward)
+        if sum(own_ns(times)) - sum(own_ns(evened)) > 0.02 * observed.step_ns * len(times.forward)
     )
-
-
-def _total(*columns: Sequence[float]) -> float:
-    return sum(map(sum, columns))
 
 
 def _straggler(observed: Observed, settings: Settings) -> Remedy:
@@ -129,14 +123,13 @@ def _straggler(observed: Observed, settings: Settings) -> Remedy:
 
 def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
     """Return in which phase late ranks lose most, with both times."""
-    phases = ("data_wait", "forward", "backward", "optimizer", "other")
 
     def mean_ns(phase: str, *, of_late: bool) -> float:
         return median(fmean(getattr(times, phase)) for times in observed.ranks if (times.rank in late) is of_late)
 
-    own, elsewhere = ({phase: mean_ns(phase, of_late=side) for phase in phases} for side in (True, False))
-    excess = {phase: own[phase] - elsewhere[phase] for phase in phases}
-    longest = max(phases, key=lambda name: excess[name])
+    own, elsewhere = ({phase: mean_ns(phase, of_late=side) for phase in PHASES} for side in (True, False))
+    excess = {phase: own[phase] - elsewhere[phase] for phase in PHASES}
+    longest = max(PHASES, key=lambda name: excess[name])
     parts = ("forward", "backward") if is_in_both(excess) else (longest,)
     name = {"data_wait": "wait for data", "other": "rest of the loop"}.get(parts[0], " and ".join(parts))
     took, usual = (milliseconds_text(sum(side[part] for part in parts)) for side in (own, elsewhere))

@@ -164,10 +164,17 @@ def fit(
     if gradients.unused_map_bytes:
         layout_bytes, shares = (*layout_bytes, gradients.unused_map_bytes), (*shares, 0.0)
 
+    def error(latency_ns: float, per_byte: float) -> float:
+        """By how much the replay exposes more than was seen, in the median."""
+        tried = Link(latency_ns=latency_ns, ns_per_byte=per_byte, ranks=2)
+        return median(exposed_ns(a.lead_ns, layout_bytes, shares, tried) - a.exposed_ns for a in arrivals)
+
+    # What explains all that was exposed, if bytes cost nothing.
+    most_ns = _root(lambda latency_ns: error(latency_ns, 0.0))
+
     def link(latency_ns: float) -> Link:
-        most_ns = _most_latency(arrivals, layout_bytes, shares)
         latency_ns = min(latency_ns, most_ns)
-        per_byte = _bandwidth(arrivals, layout_bytes, shares, latency_ns)
+        per_byte = _root(lambda per_byte: error(latency_ns, per_byte), scale=1.0 / max(1, sum(layout_bytes)))
         return Link(latency_ns=latency_ns, ns_per_byte=per_byte, ranks=ranks)
 
     best = link(assumed_ns)
@@ -224,33 +231,6 @@ def on_other_ranks(
 def _hops(ranks: int) -> float:
     """Hops of latency of the ring or the tree, whichever has fewer."""
     return min(2.0 * (ranks - 1), 2.0 * math.ceil(math.log2(ranks))) if ranks > 1 else 1.0
-
-
-def _median_error(
-    arrivals: Sequence[Arrival], layout_bytes: Sequence[int], shares: Sequence[float], link: Link
-) -> float:
-    """By how much the replay exposes more than was seen."""
-    return median(exposed_ns(a.lead_ns, layout_bytes, shares, link) - a.exposed_ns for a in arrivals)
-
-
-def _most_latency(arrivals: Sequence[Arrival], layout_bytes: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the latency that explains all that was exposed, if bytes cost nothing."""
-    return _root(
-        lambda latency_ns: _median_error(
-            arrivals, layout_bytes, shares, Link(latency_ns=latency_ns, ns_per_byte=0.0, ranks=2)
-        )
-    )
-
-
-def _bandwidth(
-    arrivals: Sequence[Arrival], layout_bytes: Sequence[int], shares: Sequence[float], latency_ns: float
-) -> float:
-    return _root(
-        lambda per_byte: _median_error(
-            arrivals, layout_bytes, shares, Link(latency_ns=latency_ns, ns_per_byte=per_byte, ranks=2)
-        ),
-        scale=1.0 / max(1, sum(layout_bytes)),
-    )
 
 
 def _root(error: Callable[[float], float], scale: float = 1.0) -> float:

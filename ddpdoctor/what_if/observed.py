@@ -154,9 +154,13 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
         gradients=gradients,
         meetings=_by_kind(record, meetings, measured),
         fit=links.fit(arrivals, gradients, _calls(meetings), world_size, record.job.backend),
-        nodes=max(1, len({rank.host or str(rank.node) for rank in record.ranks})),
+        nodes=max(1, _nodes(record)),
         on_device=any(steps.on_device for steps in measured),
     )
+
+
+def _nodes(record: RunRecord) -> int:
+    return len({rank.host or str(rank.node) for rank in record.ranks})
 
 
 def _usual(measured: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
@@ -282,7 +286,7 @@ def _transfers(meeting: Meetings) -> list[float]:
 
 def _backward_began(steps: RankSteps, record: RunRecord) -> dict[int, int]:
     """About when the last backward of each sampled step began, by the clock of the explicit collectives."""
-    if steps.on_device or len({rank.host or str(rank.node) for rank in record.ranks}) > 1:
+    if steps.on_device or _nodes(record) > 1:
         return {}
     return {
         step: reduced_at_ns - backward_ns
@@ -332,6 +336,10 @@ def _middle_mean(values: list[float]) -> float:
 
 
 # Replays the steps of a job on paper: ranks compute, meet, and send buckets in order over one stream.
+
+
+PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+"""Of a rank's own step."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -460,11 +468,4 @@ def _meet(clock: list[float], waiting: list[float], took_ns: float) -> float:
 
 def own_ns(times: RankTimes) -> list[float]:
     """Return what a rank takes in each step with no one to wait for."""
-    columns: Sequence[Sequence[float]] = (
-        times.data_wait,
-        times.forward,
-        times.backward,
-        times.optimizer,
-        times.other,
-    )
-    return [sum(values) for values in zip(*columns, strict=True)]
+    return [sum(values) for values in zip(*(getattr(times, name) for name in PHASES), strict=True)]

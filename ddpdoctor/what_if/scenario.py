@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import MOST_TIMES, Location
 from ddpdoctor.what_if import links
-from ddpdoctor.what_if.observed import NoGround, Observed, RankTimes, Replay, Scenario, own_ns, replay
+from ddpdoctor.what_if.observed import PHASES, NoGround, Observed, RankTimes, Replay, Scenario, own_ns, replay
 from ddpdoctor.what_if.settings import (
     DEFAULT_CAP_MB,
     FIRST_BUCKET_BYTES,
@@ -138,8 +138,7 @@ def _drawn_like(times: RankTimes, like: RankTimes) -> RankTimes:
             values[at] = min(own[at], ordered[number])
         return tuple(values)
 
-    names = ("data_wait", "forward", "backward", "optimizer", "other")
-    return msgspec.structs.replace(times, **{name: drawn(getattr(times, name), getattr(like, name)) for name in names})
+    return msgspec.structs.replace(times, **{name: drawn(getattr(times, name), getattr(like, name)) for name in PHASES})
 
 
 def _more_batches(times: RankTimes, grown: float) -> RankTimes:

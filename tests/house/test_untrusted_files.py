@@ -39,7 +39,6 @@ ALLOWED = {
     "monitor/rehearsal.py kernel_kills": "of the system",
     "monitor/nodes/meeting.py write_private": "written",
     "monitor/nodes/nodes.py _takes_place": "a lock",
-    "monitor/processes/hosts.py _scheduled_ns": "of the system",
     "autopsy/live_job.py _of_pipe": "a pipe, which was examined, for writing",
     "monitor/rehearsal.py run": "written, in a directory that was just made",
     "postmortem/inputs.py _open_pipe": "a pipe that the user names",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -105,10 +106,10 @@ class Hosts:
         return tuple(self._uses[pid] for _, pid in sorted(pids.items()) if pid in self._uses)
 
     def _take(self, rank: int, pid: int, now_ns: int) -> None:
-        times = _scheduled_ns(f"/proc/{pid}/schedstat")
-        if times is None:
+        scheduled = scheduled_of(pid)
+        if scheduled is None:
             return
-        waited_ns = times[1]
+        waited_ns = scheduled.waited_ns
         first = self._first.setdefault(pid, (now_ns, waited_ns))
         before = self._last.get(pid, first)
         self._last[pid] = (now_ns, waited_ns)
@@ -131,33 +132,43 @@ class Hosts:
 
     def _busy_threads(self, pid: int, now_ns: int) -> int:
         """Threads of a process and of those that it started that ran a good part of the time since the last count."""
-        now = dict(_thread_times(_family(pid)))
+        now = {thread: scheduled.ran_ns for one in _family(pid) for thread, scheduled in scheduled_threads(one)}
         counted_ns, before = self._counted.get(pid, (now_ns, now))
         self._counted[pid] = now_ns, now
         enough_ns = max(1.0, _BUSY_SHARE * (now_ns - counted_ns))
         return sum(ran_ns - before.get(thread, ran_ns) >= enough_ns for thread, ran_ns in now.items())
 
 
-def _scheduled_ns(path: str) -> tuple[int, int] | None:
-    """Return how long a thread has run, and has waited for a core; None where the system does not tell."""
+class Scheduled(NamedTuple):
+    """What a thread has got of the cores."""
+
+    ran_ns: int
+    waited_ns: int
+    """For a core."""
+    runs: int
+    """How often it was given one."""
+
+
+def scheduled_of(pid: int, thread: int | str = "") -> Scheduled | None:
+    """Return the scheduler's account of a thread, by default the main one; None where the system does not tell."""
     try:
-        with open(path, encoding="ascii") as file:
-            ran_ns, waited_ns, *_ = file.read().split()
-        return int(ran_ns), int(waited_ns)
+        with open(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:
+            ran_ns, waited_ns, runs = map(int, file.read().split())
+        return Scheduled(ran_ns, waited_ns, runs)
     except (OSError, ValueError):
         return None
 
 
-def _thread_times(pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-    for pid in pids:
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue
-        for thread in threads:
-            times = _scheduled_ns(f"/proc/{pid}/task/{thread}/schedstat")
-            if times is not None:
-                yield thread, times[0]
+def scheduled_threads(pid: int) -> Iterator[tuple[str, Scheduled]]:
+    """Yield the same of every thread of a process, by its number."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        scheduled = scheduled_of(pid, thread)
+        if scheduled is not None:
+            yield thread, scheduled
 
 
 def _family(pid: int) -> list[int]:

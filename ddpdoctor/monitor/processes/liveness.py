@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import deque
@@ -17,6 +16,7 @@ import msgspec
 from ddpdoctor.diagnosis.live_verdict import LastingWait
 from ddpdoctor.diagnosis.stacks import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.files.untrusted import read_start
+from ddpdoctor.monitor.processes.hosts import scheduled_of, scheduled_threads
 from ddpdoctor.probe.live.clocks import clock_of
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.ring_reader import Beating, Heartbeat
@@ -179,11 +179,8 @@ class _Use(NamedTuple):
 
 def _runs(pid: int) -> int:
     """Return how often the main thread of a process was given a core; -1 where that is not known."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[2])
-    except (OSError, ValueError, IndexError):
-        return -1
+    scheduled = scheduled_of(pid)
+    return -1 if scheduled is None else scheduled.runs
 
 
 def _is_silent(beat: Heartbeat) -> bool:
@@ -340,12 +337,4 @@ def _longest_pause_ns(steps: StepTrack | None) -> int:
 
 def _wanted_core_ns(pid: int) -> int | None:
     """Return for how long any thread of a process has run or waited for a core; None where not known."""
-    most = None
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
-                ran_ns, waited_ns, *_ = file.read().split()
-            most = max(most or 0, int(ran_ns) + int(waited_ns))
-    except (OSError, ValueError):
-        return most
-    return most
+    return max((scheduled.ran_ns + scheduled.waited_ns for _, scheduled in scheduled_threads(pid)), default=None)
