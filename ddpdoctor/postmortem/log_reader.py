@@ -86,6 +86,11 @@ LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
 MOST_INCIDENTS, MOST_LATEST = 15_000, 2_000
 """Of one log the first and the last ones; those between are counted and not kept."""
 
+_IGNORED = "Exception ignored"
+"""Python writes it above the traceback of what it goes on after: in a destructor, a callback, an exit handler."""
+_SOON_LINES = 3
+"""Lines of other ranks may come between that and the traceback."""
+
 
 class LogRead(msgspec.Struct, kw_only=True):
     """The content of one log."""
@@ -132,6 +137,7 @@ class LogReader:
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
         self._boxes = BoxedTracebacks()
+        self._ignored = "", -_SOON_LINES
         self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
         self._after = 0
@@ -299,12 +305,14 @@ class LogReader:
                 self._take_row(row, prefixed, number)
             return
         begins = self._tracebacks.begins(text)
+        if _IGNORED in text:
+            self._ignored = prefixed.marked, number
         if begins or self._tracebacks.begins_within(prefixed.marked, text):
             self._tracebacks.begin(
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
-                    width=self._boxes.width, headless=not begins,
+                    width=self._boxes.width, headless=not begins, ignored=begins and self._is_ignored(prefixed, number),
                     hint=hint_of(text) or self._boxes.hint,
                 )
             )  # fmt: skip
@@ -319,6 +327,11 @@ class LogReader:
             self._take_line(prefixed, text, number)
         elif "ChildFailedError" in text and not text.startswith(" "):
             self._table.begin()
+
+    def _is_ignored(self, prefixed: Prefixed, number: int) -> bool:
+        """Return whether Python wrote just before that it goes on: nobody is there to catch it, as in ``__del__``."""
+        marked, line = self._ignored
+        return marked == prefixed.marked and 0 <= number - line <= _SOON_LINES
 
     def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
         """A line outside of any traceback."""
@@ -475,7 +488,7 @@ class LogReader:
     def _add_raised(self, done: Iterable[Raised]) -> None:
         for raised in done:
             root = raised.root
-            if root.type in _GROUPS:
+            if root.type in _GROUPS or root.ignored or raised.ignored:
                 continue
             # Behind the frames of the first exception those in which it was passed on: the user's line may be there.
             frames = tuple(reversed(root.frames)) + (() if root is raised else tuple(reversed(raised.frames)))

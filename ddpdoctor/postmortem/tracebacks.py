@@ -57,6 +57,8 @@ class Raised(msgspec.Struct, kw_only=True):
     frames: list[Frame] = []
     """Outermost first."""
     mixed: bool = False
+    ignored: bool = False
+    """Python said that it goes on after it."""
     hint: str = ""
     """Its class, where the line above it names that."""
     headless: bool = False

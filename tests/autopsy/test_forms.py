@@ -179,6 +179,54 @@ def test_stamps_whose_month_has_one_digit_are_stamps(tmp_path: Path) -> None:
     assert cause.evidence[0].numbers["sequence"] == 18590
 
 
+def test_what_python_goes_on_after_ends_nothing(tmp_path: Path) -> None:
+    ignored = (
+        "Exception ignored in: <function _Iterator.__del__ at 0x7f8a1c71e5e0>\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/torch/utils/data/dataloader.py", line 1324, in __del__\n'
+        "    self._shutdown_workers()\n"
+        "AssertionError: can only test a child process\n"
+    )
+    for said in (ignored, ignored.replace("ignored in: ", "ignored on calling ctypes callback function "), 2 * ignored):
+        assert not examined(tmp_path, said + "epoch 1: loss 0.4\n").findings
+        assert not examined(tmp_path, "epoch 1:  3%|x| 1/29 " + said + "epoch 1: loss 0.4\n").findings
+        last = (
+            said
+            + "Traceback (most recent call last):\n"
+            + '  File "train.py", line 3, in <module>\n    main()\nKeyError: 7\n'
+        )
+        assert "KeyError" in cause_of(examined(tmp_path, last)).title
+
+
+def _table(*rows: tuple[int, str, str, str]) -> str:
+    """What torchrun prints of ranks: each with its time, its exit code and its host; the first is the root cause."""
+    head = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + "=" * 60 + "\ntrain.py FAILED\n"
+    lines = []
+    for rank, at, code, host in (*rows[1:], rows[0]):
+        lines.append("Root Cause (first observed failure):" if rank == rows[0][0] else "-" * 60)
+        lines += [f"[{rank}]:", f"  time      : 2026-07-21_05:{at}", f"  host      : {host}"]
+        lines += [f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : {code} (pid: {2000 + rank})"]
+        lines += ["  error_file: <N/A>", "  traceback : To enable traceback see: https://pytorch.org/docs"]
+    return head + "\n".join(lines) + "\n" + "=" * 60 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "ranks"),
+    [
+        ([(1, "44:10", "1", "a"), (0, "44:41", "-9", "a"), (2, "44:41", "-15", "a")], "DDP306", (1,)),
+        ([(1, "44:10", "-11", "a"), (0, "44:40", "-9", "a")], "DDP703", (1,)),
+        ([(0, "44:10", "-9", "a"), (1, "44:12", "1", "a")], "DDP703", (0,)),
+        ([(0, "44:10", "-9", "a"), (1, "44:41", "-9", "a")], "DDP703", (0,)),
+        ([(1, "44:10", "1", "a"), (0, "44:10", "-9", "a")], "DDP703", (0,)),
+    ],
+)
+def test_who_is_killed_after_another_rank_had_failed_was_ended_by_the_launcher(
+    rows: list[tuple[int, str, str, str]], code: str, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    cause = cause_of(examined(tmp_path, _table(*rows)))
+    assert (cause.code, cause.ranks) == (code, ranks)
+
+
 def test_deepspeed_and_lightning_tell_how_a_rank_ended(tmp_path: Path) -> None:
     deepspeed = (
         "[2026-01-02 07:27:05,999] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 94984\n"

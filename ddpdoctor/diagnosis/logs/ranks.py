@@ -21,6 +21,7 @@ _BY_EXCEPTION = frozenset(
 _ABORTS = frozenset({"timed-out", "stuck", "mismatch", "nccl", "lost-peer", "gpu", "cuda"})
 """… and those in which torch's C++ side ends it by SIGABRT."""
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
+_SECOND_NS = 1_000_000_000
 
 
 _COUNTED = frozenset({"rank", "local_rank"})
@@ -51,7 +52,23 @@ def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple
             rank = None if rank is None or rank + first in ranks else rank + first
         who = ("rank", rank) if rank is not None else ("other", ending.pid or ending.position)
         found[who] = _joined([*filter(None, [found.get(who)]), replace(ending, rank=rank)])
-    return tuple(found.values())
+    return _with_those_ended_after(tuple(found.values()))
+
+
+def _with_those_ended_after(endings: tuple[RankEnding, ...]) -> tuple[RankEnding, ...]:
+    """Mark those that torchrun's agent ended: with SIGTERM when a rank of its node has failed, and 30 s later with
+    SIGKILL whoever is still there. The times of its table are whole seconds.
+    """
+    first_ns: dict[str, int] = {}
+    for one in endings:
+        if one.by_agent and one.exit_code and one.time_ns:
+            first_ns[one.host] = min(one.time_ns, first_ns.get(one.host, one.time_ns))
+    return tuple(
+        replace(one, was_ended=True)
+        if -one.exit_code in (SIGTERM, SIGKILL) and one.time_ns > first_ns.get(one.host, one.time_ns) + _SECOND_NS
+        else one
+        for one in endings
+    )
 
 
 def _first_rank(local_ranks: Collection[int], processes: int, heard: Collection[int]) -> int | None:
