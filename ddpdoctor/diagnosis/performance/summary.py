@@ -20,6 +20,7 @@ DEFAULTS: Mapping[str, float] = {
     "straggler": 0.05,
     "input-bound": 0.10,
     "barrier-in-hot-loop": 0.01,
+    "many-small-collectives": 0.05,
     "slow-link": 0.15,
     "low-scaling-efficiency": 0.90,
     "long-wait": 0.50,
@@ -29,7 +30,8 @@ DEFAULTS: Mapping[str, float] = {
 }
 """By the name of the check.
 
-Exposed communication, waiting for a straggler, data wait and barriers: share of the step above which they are too much.
+Exposed communication, waiting for a straggler, data wait, barriers and small collectives: share of the step above which
+they are too much.
 Slow link: share of the link's speed below which the bandwidth is too low. Efficiency: the lowest that is good. Long
 wait: share of the group's timeout. Idle GPU: share of the training below which a GPU computes too little. Throttled
 GPU: share of the clock of the other ranks' GPUs below which its own is too low. Model state: share of the GPU's memory
