@@ -143,7 +143,7 @@ def _row(rank: RankView, *, is_slow: bool) -> str:
     if phases is None:
         return ""
     figures = (
-        times.p50_ns if times is not None else None,
+        rank.median_ns,
         times.p95_ns if times is not None else None,
         *phases.parts_ns().values(),
         rank.late_ns,
