@@ -3,6 +3,7 @@
 DdpDoctorError            any error of ours that has a sentence for the user
 ├── UsageError            wrong flags, missing file, a script that cannot be read: exit 2
 ├── ConfigurationError    a damaged installation or a wrong setting: exit 2
+├── NoGround              a run that is too short, or not whole: exit 3
 └── RecordError           a damaged or newer record: exit 2
 """
 
@@ -49,6 +50,12 @@ class UnreadableScript(UsageError):
 
 class ConfigurationError(DdpDoctorError):
     """The installation or a setting is broken."""
+
+
+class NoGround(DdpDoctorError):
+    """A run does not hold what the answer would stand on."""
+
+    exit_code = ExitCode.INCONCLUSIVE
 
 
 class RecordError(DdpDoctorError):

@@ -296,7 +296,7 @@ FAMILIES = (
     _family(
         "rank_step_median_seconds",
         "Median step time of the newest steps",
-        _ranks(lambda rank: None if rank.step_times is None else rank.step_times.p50_ns, 1 / _SECOND_NS),
+        _ranks(lambda rank: rank.median_ns, 1 / _SECOND_NS),
         _OF_A_RANK,
     ),
     _family("rank_phase_seconds", "Mean per step; omitted beyond 512 ranks", _rank_phases, (*_OF_A_RANK, "phase")),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from textual import events
@@ -92,35 +92,15 @@ def _behind(cells: Line, columns: int) -> Line:
 # What each key does.
 
 
-class _Screen(Protocol):
-    """What keys act on."""
-
-    where: Navigation
-
-    def filter_rows(self) -> None: ...
-    def hold(self) -> None: ...
-    def step(self, steps: int) -> None: ...
-    def seek(self, by_ns: int) -> None: ...
-    def speed(self, factor: float) -> None: ...
-    def export(self) -> None: ...
-    def take_stack(self) -> None: ...
-    def dump(self) -> None: ...
-    def copy_stall(self) -> None: ...
-    def kill(self) -> None: ...
-    def turn_tone(self) -> None: ...
-    def leave(self) -> None: ...
-    def action_suspend_process(self) -> None: ...
-
-
 SECONDS_NS = 1_000_000_000
 FAR = 1_000_000
 
 
-def _going_to(page: str) -> Callable[[_Screen], None]:
+def _going_to(page: str) -> Callable[[DoctorApp], None]:
     return lambda app: app.where.go(page)
 
 
-KEYS: Mapping[str, Callable[[_Screen], None]] = {
+KEYS: Mapping[str, Callable[[DoctorApp], None]] = {
     **{tab.key: _going_to(tab.page) for tab in TABS},
     "?": lambda app: app.where.go("help"),
     "enter": lambda app: app.where.open_row(),

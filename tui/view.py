@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpdoctor.finding import shown_path
 from ddpdoctor.monitor.snapshot import PlaybackState, RankView, Snapshot
-from ddpdoctor.tui.draw.cells import shown
+from ddpdoctor.tui.draw.cells import Cell, shown
 from ddpdoctor.tui.draw.figures import span
 from ddpdoctor.tui.draw.glyphs import UNICODE, Glyphs
 from ddpdoctor.tui.draw.table import Cursor
@@ -79,6 +79,10 @@ class View:
         if age_ns <= AGE_SHOWN_AFTER_NS:
             return "old", ""
         return "stale", f"{span(age_ns)} old"
+
+    def aged(self, text: str, at_ns: int | None, role: str = "") -> Cell:
+        """Return a figure of that time, dimmed where it is old."""
+        return Cell(text, "dim" if self.age(at_ns)[0] in {"old", "stale"} else role)
 
     def place(self, file: str, line: int) -> str:
         """Return a line of a file, cleaned, and relative to the root where it lies below it."""

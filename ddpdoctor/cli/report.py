@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.cli.options import Share, help_option
 from ddpdoctor.cli.options import runs as complete_runs
 from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, of_page, run_output_options
-from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
+from ddpdoctor.errors import DdpDoctorError, ExitCode, NoGround, UsageError
 from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
@@ -201,12 +201,10 @@ def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
         )
     steps = record.stream("step_tracks")
     if steps.state == "truncated":
-        error = DdpDoctorError(
+        raise NoGround(
             f"the record in {directory} is not whole: {steps.reason}",
             f"Copy the run directory anew; `ddpdoctor report {directory}` shows what there is.",
         )
-        error.exit_code = ExitCode.INCONCLUSIVE
-        raise error
     return snapshot, record
 
 
@@ -240,13 +238,11 @@ def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, 
     try:
         compared = run_comparison.compare(one, other)
     except run_comparison.TooShort as gap:
-        error = DdpDoctorError(
+        raise NoGround(
             f"{(before, after)[gap.position]} is too short: {gap.steps} steps were measured on all ranks after the "
             f"warm-up, and at least {run_comparison.FEWEST_STEPS} are needed",
             "Profile a longer run of the job.",
-        )
-        error.exit_code = ExitCode.INCONCLUSIVE
-        raise error from gap
+        ) from gap
     findings = [
         {view.finding.fingerprint: view.finding for view in snapshot.findings if view.until_ns is None}
         for snapshot in (first, second)

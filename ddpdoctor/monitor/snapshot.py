@@ -61,6 +61,11 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     """Taken on demand or at a verdict, innermost first."""
     stack_taken_at_ns: int | None = None
 
+    @property
+    def median_ns(self) -> float | None:
+        """Its median step."""
+        return None if self.step_times is None else self.step_times.p50_ns
+
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True):
     """One explicit collective of a rank."""

@@ -7,7 +7,7 @@ from rich.text import Text
 from ddpdoctor.examination import AutopsySection, Examination
 from ddpdoctor.finding import WENT_ON, Finding, shown_path
 from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
-from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.layout import note_lines, paragraph, to_string
 from ddpdoctor.report.streams import one_line
 
 ECHOES = 6
@@ -37,13 +37,8 @@ def render(examination: Examination, section: AutopsySection, width: int, *, col
         lines += [Text(), Text("missing evidence; to have it next time", "bold")]
         for sentence in section.missing:
             lines += paragraph(Text(one_line(sentence)), width, Text("  -"), indent=4)
-    notes = [
-        line
-        for note in examination.notes
-        for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
-    ]
-    if notes:
-        lines += [Text(), *notes]
+    if examination.notes:
+        lines += [Text(), *note_lines(examination.notes, width)]
     lines += [Text(), *paragraph(_summary(causes, section, survived=bool(survived) and not followed), width, indent=0)]
     return to_string(lines, colour=colour)
 

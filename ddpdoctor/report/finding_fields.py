@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 import msgspec
 
 from ddpdoctor.examination import Examination
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Finding, Location, Severity, shown_path
-from ddpdoctor.report.streams import one_line
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, rank_list, shown_path
+from ddpdoctor.report.streams import one_line, visible
 
+SEEN: dict[Basis, str] = {
+    "run": "in the run",
+    "log": "in the logs",
+    "dump": "in the dumps",
+    "rehearsal": "in the rehearsal",
+    "source": "in the source",
+}
 _PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "advice"}
 _OF_A_GATE = {"clean": "passed", "findings": "failed", "inconclusive": "inconclusive"}
 
@@ -51,9 +59,46 @@ def doubt_of(finding: Finding) -> str:
     return one_line(finding.unconfirmed.partition(":")[0]) or ("not certain" if finding.doubt else "")
 
 
-def place_of(location: Location, root: str) -> str:
+def place_of(place: Location | Frame, root: str) -> str:
     """Return file and line, relative to ``root`` where the file is below it."""
-    return f"{one_line(shown_path(location.file, root))}:{location.line}"
+    return f"{one_line(shown_path(place.file, root))}:{place.line}"
+
+
+def whereabouts(finding: Finding, root: str) -> str:
+    """Return where a finding is and on which ranks, as far as that is known."""
+    words = []
+    if finding.location is not None:
+        function = finding.location.function
+        words.append(place_of(finding.location, root) + (f" in {one_line(function)}" if function else ""))
+    if finding.ranks:
+        words.append(rank_list(finding.ranks))
+    return ", ".join(words)
+
+
+def excerpt(location: Location | None, most: int) -> list[tuple[int, str]]:
+    """Return the lines of code of a location with their numbers, at most so many; none where there is nothing."""
+    if location is None:
+        return []
+    last = min(max(location.line, location.end_line), location.line + most - 1)
+    numbers = range(location.line, last + 1)
+    code = textwrap.dedent("\n".join(visible(line_of(location.file, number)) for number in numbers)).split("\n")
+    return list(zip(numbers, code, strict=True)) if any(line.strip() for line in code) else []
+
+
+def stacks_of(finding: Finding) -> list[Fact]:
+    """Return the facts to be shown beside each other: what each of several ranks did, with its stack."""
+    facts = [fact for fact in finding.evidence if fact.rank is not None and fact.stack]
+    return facts if len({fact.rank for fact in facts}) > 1 else []
+
+
+def alike(facts: Iterable[Fact]) -> dict[tuple[str, tuple[Frame, ...]], list[int]]:
+    """Return what ranks did, in words and with the stack, and which ranks did the same."""
+    found: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
+    for fact in facts:
+        if fact.rank is not None:
+            said = one_line(fact.text).removeprefix(f"rank {fact.rank} ")
+            found.setdefault((said, fact.stack), []).append(fact.rank)
+    return found
 
 
 class Region(msgspec.Struct, frozen=True):

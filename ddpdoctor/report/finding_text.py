@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, in_user_code, rank_list, shown_path
-from ddpdoctor.report.finding_fields import doubt_of, place_of
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, in_user_code, rank_list
+from ddpdoctor.report.finding_fields import SEEN, alike, doubt_of, excerpt, place_of, stacks_of, whereabouts
 from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
 from ddpdoctor.report.streams import one_line, visible
 
@@ -23,18 +22,11 @@ COLUMNS = 2
 NARROWEST_COLUMN = 32
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
-_SEEN: dict[Basis, str] = {
-    "run": "in the run",
-    "log": "in the logs",
-    "dump": "in the dumps",
-    "rehearsal": "in the rehearsal",
-    "source": "in the source",
-}
 
 
-def finding_lines(finding: Finding, root: str, width: int, seen: Mapping[Basis, str] = _SEEN) -> list[Text]:
+def finding_lines(finding: Finding, root: str, width: int, seen: Mapping[Basis, str] = SEEN) -> list[Text]:
     """Lay out one finding; ``seen`` says where what it rests on was seen."""
-    stacks = _stacks(finding)
+    stacks = stacks_of(finding)
     lines = _headline(finding, root, width)
     if stacks:
         lines += [Text(), *_stack_columns(stacks, root, width), Text()]
@@ -81,34 +73,18 @@ def _headline(finding: Finding, root: str, width: int) -> list[Text]:
         (f" ({one_line(finding.code)})", "dim"),
     )
     lines = paragraph(heading, width, indent=0)
-    where = _where(finding, root)
+    where = whereabouts(finding, root)
     if where:
         lines += paragraph(Text(where, "cyan"), width, fold=False)
     return lines + paragraph(Text(one_line(finding.title)), width)
 
 
-def _where(finding: Finding, root: str) -> str:
-    words = []
-    if finding.location is not None:
-        function = finding.location.function
-        words.append(place_of(finding.location, root) + (f" in {one_line(function)}" if function else ""))
-    if finding.ranks:
-        words.append(rank_list(finding.ranks))
-    return ", ".join(words)
-
-
 def _excerpt(location: Location | None, width: int) -> list[Text]:
-    if location is None:
-        return []
-    last = min(max(location.line, location.end_line), location.line + EXCERPT_LINES - 1)
-    numbers = range(location.line, last + 1)
-    code = textwrap.dedent("\n".join(visible(line_of(location.file, number)) for number in numbers)).split("\n")
-    if not any(line.strip() for line in code):
-        return []
-    digits = len(str(last))
+    lines = excerpt(location, EXCERPT_LINES)
+    digits = len(str(lines[-1][0])) if lines else 0
     return [
         Text.assemble("    ", (f"{number:>{digits}} | ", "dim"), cut(line.rstrip(), width - digits - 7))
-        for number, line in zip(numbers, code, strict=True)
+        for number, line in lines
     ]
 
 
@@ -136,7 +112,7 @@ def _aside(fact: Fact, finding: Finding, root: str) -> str:
     """Return where a fact was seen, unless it says so or that is where the finding is; a call chain if it has one."""
     if fact.stack:
         frames = _user_frames(fact.stack)[:STACK_FRAMES]
-        chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in frames]
+        chain = [place_of(frame, root) for frame in frames]
         return f" ({' <- '.join(chain)})"
     if fact.location is None:
         return ""
@@ -145,27 +121,17 @@ def _aside(fact: Fact, finding: Finding, root: str) -> str:
     return "" if known or place.rpartition("/")[2] in fact.text else f" ({place})"
 
 
-def _stacks(finding: Finding) -> list[Fact]:
-    """Return the facts to be shown in columns: what each of several ranks did, with its stack."""
-    facts = [fact for fact in finding.evidence if fact.rank is not None and fact.stack]
-    return facts if len({fact.rank for fact in facts}) > 1 else []
-
-
 def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
     columns = COLUMNS
     column_width = (width - 2 - len(GAP) * (columns - 1)) // columns
     if column_width < NARROWEST_COLUMN:
         columns, column_width = 1, width - 2
-    alike: dict[tuple[str, tuple[Frame, ...]], list[Fact]] = {}
-    for fact in facts:
-        alike.setdefault((_fact_text(fact), fact.stack), []).append(fact)
-    groups = list(alike.values())
+    blocks = [_stack(ranks, said, stack, root, column_width) for (said, stack), ranks in alike(facts).items()]
     lines: list[Text] = []
-    for start in range(0, len(groups), columns):
+    for start in range(0, len(blocks), columns):
         if start:
             lines.append(Text())
-        blocks = [_stack(group, root, column_width) for group in groups[start : start + columns]]
-        lines += side_by_side(blocks, column_width)
+        lines += side_by_side(blocks[start : start + columns], column_width)
     return lines
 
 
@@ -174,22 +140,16 @@ def _user_frames(stack: Sequence[Frame]) -> list[Frame]:
     return [frame for frame in stack if in_user_code(frame.file)] or list(stack)
 
 
-def _fact_text(fact: Fact) -> str:
-    return one_line(fact.text).removeprefix(f"rank {fact.rank} ")
-
-
-def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
-    fact = alike[0]
-    ranks = rank_list([fact.rank for fact in alike if fact.rank is not None])
-    lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_fact_text(fact)), width, indent=0)]
-    frames = _user_frames(fact.stack)
+def _stack(ranks: Sequence[int], said: str, stack: Sequence[Frame], root: str, width: int) -> list[Text]:
+    lines = [*paragraph(Text(rank_list(ranks), "bold"), width, indent=0), *paragraph(Text(said), width, indent=0)]
+    frames = _user_frames(stack)
     for number, frame in enumerate(frames[:STACK_FRAMES]):
         lines.append(_frame(frame, root, width))
         code = visible(line_of(frame.file, frame.line)).strip()
         if number == 0 and code:
             lines.append(Text("    " + cut(code, width - 4), "bold"))
-        if number == 0 and frame is not fact.stack[0]:
-            lines += _inside(fact.stack[0], width)
+        if number == 0 and frame is not stack[0]:
+            lines += _inside(stack[0], width)
     if len(frames) > STACK_FRAMES:
         lines.append(Text(f"  and {len(frames) - STACK_FRAMES} more", "dim"))
     return lines
@@ -209,7 +169,7 @@ def _inside(innermost: Frame, width: int) -> list[Text]:
 
 def _frame(frame: Frame, root: str, width: int) -> Text:
     function = f" in {one_line(frame.function)}" if frame.function else ""
-    place = f"{one_line(shown_path(frame.file, root))}:{frame.line}"
+    place = place_of(frame, root)
     if cell_len(place + function) > width - 2:
         place = place.rpartition("/")[2]
     room = max(8, width - 2 - cell_len(function))

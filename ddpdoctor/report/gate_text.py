@@ -6,7 +6,7 @@ from rich.text import Text
 
 from ddpdoctor.examination import Difference, Figure, GateSection
 from ddpdoctor.gate.budget import amount, percent, share
-from ddpdoctor.report.layout import paragraph
+from ddpdoctor.report.layout import note_lines, paragraph
 from ddpdoctor.report.streams import one_line
 
 _STYLES = {"grown": "bold red", "within": "yellow", "shrunk": "green"}
@@ -24,9 +24,7 @@ def lines_of(section: GateSection, width: int) -> list[Text]:
             lines += _figure(figure, labels, width)
     if section.times is not None:
         lines += paragraph(Text(times_sentence(section)), width, indent=0)
-    for note in notes_of(section):
-        lines += paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)
-    return lines
+    return lines + note_lines(notes_of(section), width)
 
 
 def times_sentence(section: GateSection) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ddpdoctor.report.streams import without_commands
+from ddpdoctor.report.streams import one_line, without_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,6 +98,11 @@ def paragraph(text: Text, width: int, label: Text | None = None, indent: int = 2
         first = label if number == 0 and label is not None else Text()
         lines.append(Text.assemble(first, " " * (indent - first.cell_len), line))
     return lines
+
+
+def note_lines(notes: Iterable[str], width: int) -> list[Text]:
+    """Return sentences from outside, each as a note."""
+    return [line for note in notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)]
 
 
 def cut(text: str, width: int) -> str:

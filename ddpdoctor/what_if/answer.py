@@ -11,10 +11,10 @@ import msgspec
 from ddpdoctor.diagnosis.performance.stragglers import is_in_both
 from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, rank_list, site_location
-from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.errors import DdpDoctorError, NoGround
 from ddpdoctor.finding import Finding, Gain, Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.what_if.observed import PHASES, NoGround, Observed, observe, own_ns
+from ddpdoctor.what_if.observed import PHASES, Observed, observe, own_ns
 from ddpdoctor.what_if.scenario import (
     Change,
     Curve,

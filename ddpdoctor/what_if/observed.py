@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, measured_steps
 from ddpdoctor.diagnosis.sync_points import BUFFERS, Meetings, explicit_meetings, replica_sets
 from ddpdoctor.diagnosis.wording import rank_list
-from ddpdoctor.errors import DdpDoctorError, ExitCode
+from ddpdoctor.errors import NoGround
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from ddpdoctor.what_if import links
@@ -30,12 +30,6 @@ HICCUP = 2.0
 """A step that takes so many times the median is none that a prediction is made of: a checkpoint, a busy machine."""
 BACK_TO_BACK_NS = 500_000
 """Between two collectives of one chain no rank does more than this by itself."""
-
-
-class NoGround(DdpDoctorError):
-    """The run does not hold what a prediction stands on."""
-
-    exit_code = ExitCode.INCONCLUSIVE
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnosis.sync_points import BUFFERS
-from ddpdoctor.errors import UsageError
+from ddpdoctor.errors import NoGround, UsageError
 from ddpdoctor.finding import MOST_TIMES, Location
 from ddpdoctor.what_if import links
-from ddpdoctor.what_if.observed import PHASES, NoGround, Observed, RankTimes, Replay, Scenario, own_ns, replay
+from ddpdoctor.what_if.observed import PHASES, Observed, RankTimes, Replay, Scenario, own_ns, replay
 from ddpdoctor.what_if.settings import (
     DEFAULT_CAP_MB,
     FIRST_BUCKET_BYTES,

@@ -158,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """As users write them: ``bucket_cap_mb=100``; several with commas between."""
-        return ", ".join(f"{name}={_shown(value)}" for name, value in self.named().items())
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.named().items())
 
     def also(self, other: Settings) -> Settings:
         """These settings and another's, which win."""
@@ -240,7 +240,8 @@ def _word(*words: str) -> Callable[[str], str]:
     return read
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as users write it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

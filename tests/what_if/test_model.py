@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from ddpdoctor.errors import ExitCode, UsageError
+from ddpdoctor.errors import ExitCode, NoGround, UsageError
 from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
-from ddpdoctor.what_if.observed import NoGround, RankTimes, Scenario, observe, replay
+from ddpdoctor.what_if.observed import RankTimes, Scenario, observe, replay
 from ddpdoctor.what_if.scenario import Change, Model, Outcome
 from ddpdoctor.what_if.settings import Settings, layout_with, parse, ready_shares
 from tests.diagnosis.measured_job import MeasuredJob

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -118,6 +119,11 @@ def beside(left: Sequence[Line], right: Sequence[Line], left_width: int, gap: in
         )
         for row in range(max(len(left), len(right)))
     ]
+
+
+def joined(signs: Iterable[Cell]) -> Line:
+    """Return the same text with one cell for those in a row that are in one role."""
+    return tuple(Cell("".join(sign.text for sign in run), role) for role, run in groupby(signs, lambda sign: sign.role))
 
 
 def in_role(cells: Iterable[Cell], role: str) -> Line:

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 
 from ddpdoctor.diagnosis.performance.summary import Phases
-from ddpdoctor.tui.draw.cells import Cell, Line
+from ddpdoctor.tui.draw.cells import Cell, Line, joined
 from ddpdoctor.tui.draw.figures import duration, share
 from ddpdoctor.tui.draw.glyphs import Glyphs
 
 Series = Sequence[float | None]
 
-PHASE_WORDS = {
-    "data": "data wait",
-    "forward": "forward",
-    "backward": "backward",
-    "waiting": "waiting for ranks",
-    "transfer": "transfer",
-    "explicit": "explicit collectives",
-    "optimizer": "optimizer",
-    "other": "other",
+
+class Phase(NamedTuple):
+    """How a phase of a step is drawn."""
+
+    role: str
+    words: str
+    letter: str
+    """Fills its part of a bar where there is no colour; what costs a job its speed in capitals."""
+
+
+PHASES = {
+    "data_wait": Phase("data", "data wait", "d"),
+    "forward": Phase("forward", "forward", "f"),
+    "backward_compute": Phase("backward", "backward", "b"),
+    "exposed_waiting": Phase("waiting", "waiting for ranks", "W"),
+    "exposed_transfer": Phase("transfer", "transfer", "T"),
+    "explicit": Phase("explicit", "explicit collectives", "C"),
+    "optimizer": Phase("optimizer", "optimizer", "o"),
+    "other": Phase("other", "other", "."),
 }
-PHASE_LETTERS = {
-    "data": "d",
-    "forward": "f",
-    "backward": "b",
-    "waiting": "W",
-    "transfer": "T",
-    "explicit": "C",
-    "optimizer": "o",
-    "other": ".",
-}
-"""What fills a phase's part of a bar where there is no colour; what costs a job its speed in capitals."""
 LATE_SHARES = (0.02, 0.06, 0.15, 0.35)
 """Lateness as a share of the median step at which a heat strip becomes hotter."""
+HEAT_LEVELS = (1, 2, 4, 6, 8)
+"""How tall each is drawn."""
 
 
 WIDEST = 4
@@ -99,18 +101,14 @@ def spread(low: Series, high: Series, width: int, height: int, glyphs: Glyphs, t
     lines: list[Line] = []
     for row in range(height):
         below = steps * (height - 1 - row)
-        cells: list[Cell] = []
+        signs = []
         for first, second in pairs:
             inner, outer = max(0, min(steps, first - below)), max(0, min(steps, second - below))
             if inner:
-                sign, role = glyphs.levels[inner], "series.over" if outer == steps > inner else "series"
+                signs.append(Cell(glyphs.levels[inner], "series.over" if outer == steps > inner else "series"))
             else:
-                sign, role = glyphs.levels[outer], "over"
-            if cells and cells[-1].role == role:
-                cells[-1] = Cell(cells[-1].text + sign, role)
-            else:
-                cells.append(Cell(sign, role))
-        lines.append(tuple(cells))
+                signs.append(Cell(glyphs.levels[outer], "over"))
+        lines.append(joined(signs))
     return lines
 
 
@@ -130,19 +128,9 @@ def gauge(ratio: float | None, width: int, glyphs: Glyphs, role: str, limit: flo
     return tuple(cell for cell in cells if cell.text)
 
 
-def parts_of(phases: Phases) -> list[tuple[str, float]]:
+def parts_of(phases: Phases) -> list[tuple[Phase, float]]:
     """Return the phases of a step in their order, those that were not measured left out."""
-    parts = [
-        ("data", phases.data_wait_ns),
-        ("forward", phases.forward_ns),
-        ("backward", phases.backward_compute_ns),
-        ("waiting", phases.exposed_waiting_ns),
-        ("transfer", phases.exposed_transfer_ns),
-        ("explicit", phases.explicit_ns),
-        ("optimizer", phases.optimizer_ns),
-        ("other", phases.other_ns),
-    ]
-    return [(name, value) for name, value in parts if value is not None and value > 0]
+    return [(PHASES[name], ns) for name, ns in phases.parts_ns().items() if ns is not None and ns > 0]
 
 
 def columns_of(values: Sequence[float], width: int) -> list[int]:
@@ -163,30 +151,28 @@ def phase_bar(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> Lin
     parts = parts_of(phases)
     total = sum(value for _, value in parts) or 1.0
     cells = []
-    for (name, value), columns in zip(parts, columns_of([value for _, value in parts], width), strict=True):
+    for (phase, value), columns in zip(parts, columns_of([value for _, value in parts], width), strict=True):
         if not columns:
             continue
-        words = f" {PHASE_WORDS[name]} {share(value / total)}"
+        words = f" {phase.words} {share(value / total)}"
         if cell_len(words) >= columns:
             words = f" {share(value / total)}"
         if cell_len(words) >= columns:
             words = ""
         if coloured:
-            cells.append(Cell(words.ljust(columns), f"on.{name}"))
+            cells.append(Cell(words.ljust(columns), f"on.{phase.role}"))
         else:
-            cells.append(
-                Cell(f"{words} ".ljust(columns, PHASE_LETTERS[name]) if words else PHASE_LETTERS[name] * columns)
-            )
+            cells.append(Cell((f"{words} " if words else "").ljust(columns, phase.letter)))
     return tuple(cells)
 
 
 def phase_legend(phases: Phases, glyphs: Glyphs, coloured: bool) -> list[Line]:
     """Return one entry a phase: its sign, its name, its time; in the order of the step."""
     entries: list[Line] = []
-    for name, value in parts_of(phases):
-        sign = glyphs.full if coloured else PHASE_LETTERS[name]
+    for phase, value in parts_of(phases):
+        sign = glyphs.full if coloured else phase.letter
         entries.append(
-            (Cell(f"{sign} ", f"phase.{name}"), Cell(f"{PHASE_WORDS[name]} "), Cell(duration(value), "strong"))
+            (Cell(f"{sign} ", f"phase.{phase.role}"), Cell(f"{phase.words} "), Cell(duration(value), "strong"))
         )
     return entries
 
@@ -200,18 +186,13 @@ def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
 
 def heat_strip(lateness_ns: Series, step_ns: float | None, width: int, glyphs: Glyphs) -> Line:
     """Return how late a rank came, newest at the right: taller and hotter with its share of the median step."""
-    cells: list[Cell] = []
-    for value in newest(lateness_ns, width):
-        level = heat_of(value, step_ns)
-        if level is None:
-            sign, role = " ", "faint"
-        else:
-            sign, role = glyphs.levels[(1, 2, 4, 6, 8)[level]], f"heat.{level}"
-        if cells and cells[-1].role == role:
-            cells[-1] = Cell(cells[-1].text + sign, role)
-        else:
-            cells.append(Cell(sign, role))
-    return tuple(cells)
+    heats = (heat_of(value, step_ns) for value in newest(lateness_ns, width))
+    return joined(Cell(" ", "faint") if heat is None else heat_sign(heat, glyphs) for heat in heats)
+
+
+def heat_sign(heat: int, glyphs: Glyphs) -> Cell:
+    """Return one sign of a heat strip."""
+    return Cell(glyphs.levels[HEAT_LEVELS[heat]], f"heat.{heat}")
 
 
 def flowing(entries: Sequence[Line], width: int, gap: int = 3) -> list[Line]:

@@ -49,7 +49,7 @@ def _cards(view: View, width: int, columns: int) -> list[Line]:
 
 def _card(gpu: Gpu, view: View, width: int) -> list[Line]:
     glyphs = view.glyphs
-    sample = gpu.samples[-1] if gpu.samples else GpuSample(taken_at_ns=0)
+    sample = _newest(gpu)
     title = f"GPU {gpu.index}" + (f", {rank_list(gpu.ranks)}" if gpu.ranks else "")
     bar = max(6, width - 34)
     throttled = ", ".join(shown(reason) for reason in sample.throttle_reasons)
@@ -88,6 +88,10 @@ def _processes(sample: GpuSample, room: int, dots: str) -> str:
     return "  " + cut(", ".join(words), max(4, room), dots) if words else ""
 
 
+def _newest(gpu: Gpu) -> GpuSample:
+    return gpu.samples[-1] if gpu.samples else GpuSample(taken_at_ns=0)
+
+
 def _memory_share(gpu: Gpu, sample: GpuSample) -> float | None:
     if sample.memory_used_bytes is None or not gpu.memory_total_bytes:
         return None
@@ -97,29 +101,24 @@ def _memory_share(gpu: Gpu, sample: GpuSample) -> float | None:
 def _columns(view: View) -> list[Column[Gpu]]:
     glyphs = view.glyphs
 
-    def newest(gpu: Gpu) -> GpuSample:
-        return gpu.samples[-1] if gpu.samples else GpuSample(taken_at_ns=0)
-
     def figure(gpu: Gpu, text: str, role: str = "") -> Cell:
-        old = view.age(newest(gpu).taken_at_ns)[0] in {"old", "stale"}
-        return Cell(text, "dim" if old else role)
+        return view.aged(text, _newest(gpu).taken_at_ns, role)
 
     def strong(gpu: Gpu, text: str) -> Cell:
         return figure(gpu, text, "strong")
 
     def heat(gpu: Gpu, text: str) -> Cell:
-        return figure(gpu, text, "warning" if newest(gpu).throttle_reasons else "")
+        return figure(gpu, text, "warning" if _newest(gpu).throttle_reasons else "")
 
     def of_newest(value: Callable[[GpuSample], float | None]) -> Callable[[Gpu], float | None]:
-        return lambda gpu: value(newest(gpu))
+        return lambda gpu: value(_newest(gpu))
 
     def speed(gpu: Gpu, width: int) -> Cell:
-        reasons = ", ".join(shown(reason) for reason in newest(gpu).throttle_reasons)
+        reasons = ", ".join(shown(reason) for reason in _newest(gpu).throttle_reasons)
         return figure(gpu, reasons or "full speed", "warning" if reasons else "dim")
 
     def filled(gpu: Gpu, width: int) -> Line:
-        sample = newest(gpu)
-        return gauge(_memory_share(gpu, sample), width, glyphs, "series")
+        return gauge(_memory_share(gpu, _newest(gpu)), width, glyphs, "series")
 
     busy = of_newest(lambda sample: sample.utilisation_percent)
     used = of_newest(lambda sample: sample.memory_used_bytes)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ddpdoctor.finding import rank_list
 from ddpdoctor.monitor.replay import mean_of_known
 from ddpdoctor.monitor.snapshot import RankView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, padded, shown, stacked
-from ddpdoctor.tui.draw.charts import heat_of
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, joined, line, padded, shown, stacked
+from ddpdoctor.tui.draw.charts import HEAT_LEVELS, heat_of, heat_sign
 from ddpdoctor.tui.draw.figures import duration
 from ddpdoctor.tui.draw.table import Column, Cursor, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, heading
@@ -114,8 +114,11 @@ def node_rows(nodes: Sequence[Node]) -> list[NodeRow]:
 
 
 def _heat_now(rank: RankView) -> int | None:
-    newest = next((value for value in reversed(rank.lateness_ns) if value is not None), None)
-    return heat_of(newest, None if rank.step_times is None else rank.step_times.p50_ns)
+    return heat_of(_late_ns(rank), rank.median_ns)
+
+
+def _late_ns(rank: RankView) -> float | None:
+    return next((value for value in reversed(rank.lateness_ns) if value is not None), None)
 
 
 def _of(some: int, ranks: int) -> str:
@@ -128,8 +131,7 @@ def _key(row: NodeRow) -> str:
 
 def _columns(view: View) -> list[Column[NodeRow]]:
     def figure(row: NodeRow, text: str) -> Cell:
-        old = view.age(row.worst.measured_at_ns)[0] in {"old", "stale"}
-        return Cell(text, "dim" if old else "")
+        return view.aged(text, row.worst.measured_at_ns)
 
     def name(row: NodeRow, width: int) -> Line:
         sign = f" {view.glyphs.culprit}" if row.worst.culprit else ""
@@ -154,18 +156,12 @@ def _columns(view: View) -> list[Column[NodeRow]]:
     def waiting_ns(row: NodeRow) -> float | None:
         return mean_of_known([rank.waiting_ns for node in row.nodes for rank in node.ranks])
 
-    def step_ns(row: NodeRow) -> float | None:
-        return None if row.worst.step_times is None else row.worst.step_times.p50_ns
-
-    def late_ns(row: NodeRow) -> float | None:
-        return next((value for value in reversed(row.worst.lateness_ns) if value is not None), None)
-
     return [
         Column(name="node", title="node", width=11, most=18, importance=1, cell=name),
         Column(name="ranks", title="ranks", width=12, most=24, importance=4, cell=ranks),
         Column(name="told", title="", width=18, most=30, importance=2, cell=summary),
-        figure_column("late", "late", late_ns, duration, figure, width=7, importance=3),
-        figure_column("median", "median", step_ns, duration, figure, width=7, importance=6),
+        figure_column("late", "late", lambda row: _late_ns(row.worst), duration, figure, width=7, importance=3),
+        figure_column("median", "median", lambda row: row.worst.median_ns, duration, figure, width=7, importance=6),
         figure_column("waits", "waits", waiting_ns, duration, figure, width=7, importance=7),
         Column(name="worst", title="the worst now", width=20, most=46, importance=5, cell=worst),
     ]
@@ -182,7 +178,7 @@ def _map(nodes: Sequence[Node], view: View, width: int, height: int) -> list[Lin
         room -= room % max(sizes)  # Each line begins with a node.
     what = "rank" if by_rank else "node"
     named = by_rank and (len(sizes) > 1 or max(sizes, default=0) > room)
-    signs: list[tuple[str, str]] = []
+    signs: list[Cell] = []
     labels: list[str] = []
     for node in nodes:
         indices = range(len(node.ranks)) if by_rank else (node.worst,)
@@ -193,28 +189,20 @@ def _map(nodes: Sequence[Node], view: View, width: int, height: int) -> list[Lin
         if len(lines) == height - 1 and first + room < len(signs):
             lines.append(line(Cell(f"  and {len(signs) - first} more {what}s", "dim")))
             break
-        cells = [Cell(f"  {padded(labels[first], label)}  ", "dim")]
-        for text, role in signs[first : first + room]:
-            if cells[-1].role == role and len(cells) > 1:
-                cells[-1] = Cell(cells[-1].text + text, role)
-            else:
-                cells.append(Cell(text, role))
-        lines.append(tuple(cells))
+        lines.append((Cell(f"  {padded(labels[first], label)}  ", "dim"), *joined(signs[first : first + room])))
     return lines
 
 
-def _sign(node: Node, index: int, view: View) -> tuple[str, str]:
+def _sign(node: Node, index: int, view: View) -> Cell:
     rank, heat = node.ranks[index], node.heat[index]
     if rank.culprit:
-        return view.glyphs.culprit, "bad"
+        return Cell(view.glyphs.culprit, "bad")
     if not rank.alive and rank.state != "finished":
-        return view.glyphs.bad, "bad"
-    if heat is None:
-        return ".", "faint"
-    return view.glyphs.levels[(1, 2, 4, 6, 8)[heat]], f"heat.{heat}"
+        return Cell(view.glyphs.bad, "bad")
+    return Cell(".", "faint") if heat is None else heat_sign(heat, view.glyphs)
 
 
 def _legend(view: View) -> str:
     glyphs = view.glyphs
-    levels = "".join(glyphs.levels[level] for level in (1, 2, 4, 6, 8))
+    levels = "".join(glyphs.levels[level] for level in HEAT_LEVELS)
     return f"{levels} a larger share of the step   {glyphs.culprit} to blame   {glyphs.bad} gone   . not known"

@@ -194,7 +194,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
             Cell(f"  rank {rank.rank:>{digits}} {sign} ", role or "dim"),
             Cell(padded(shown(rank.state), state_width, dots=view.glyphs.dots), role),
             "  ",
-            *heat_strip(rank.lateness_ns, rank.step_times.p50_ns if rank.step_times else None, strip, view.glyphs),
+            *heat_strip(rank.lateness_ns, rank.median_ns, strip, view.glyphs),
         )
         lines += as_fresh([cells], view, rank.beat_at_ns or rank.measured_at_ns) if rank.alive else [cells]
     if len(ranks) > len(shown_ranks):
@@ -205,4 +205,4 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
 def _heat_now(rank: RankView) -> int:
     """Return how late a rank comes now, in the steps of the strip: the order of ranks must not flicker."""
     late = rank.lateness_ns[-1] if rank.lateness_ns else None
-    return heat_of(late, rank.step_times.p50_ns if rank.step_times else None) or 0
+    return heat_of(late, rank.median_ns) or 0

@@ -59,8 +59,7 @@ def _strips(rows: list[RankRow], view: View, width: int) -> list[Line]:
     digits = max(len(str(row.rank.rank)) for row in rows)
     lines = [heading("How late each rank is", width, view.glyphs, "as a share of the step, newest at the right")]
     for row in sorted(rows, key=lambda row: row.rank.rank):
-        times = row.rank.step_times
-        strip = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width - digits - 11, view.glyphs)
+        strip = heat_strip(row.rank.lateness_ns, row.rank.median_ns, width - digits - 11, view.glyphs)
         role = "bad" if row.rank.culprit else "dim"
         lines.append(line(Cell(f"  rank {row.rank.rank:>{digits}}  ", role), *strip))
     return lines
@@ -106,15 +105,13 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         return line(Cell(text, "dim" if age == "old" else role))
 
     def figure(row: RankRow, text: str, role: str = "") -> Cell:
-        old = view.age(row.rank.measured_at_ns)[0] in {"old", "stale"}
-        return Cell(text, "dim" if old else role)
+        return view.aged(text, row.rank.measured_at_ns, role)
 
     def dim(row: RankRow, text: str) -> Cell:
         return Cell(text, "dim")
 
     def strip(row: RankRow, width: int) -> Line:
-        times = row.rank.step_times
-        drawn = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width, glyphs)
+        drawn = heat_strip(row.rank.lateness_ns, row.rank.median_ns, width, glyphs)
         return in_role(drawn, "dim") if view.age(row.rank.measured_at_ns)[0] == "stale" else drawn
 
     return [
@@ -133,7 +130,7 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         figure_column("gpu", "GPU", lambda row: row.rank.gpu_index, count, dim, width=3, importance=10),
         figure_column("step", "step", lambda row: row.rank.step, count, figure, width=8, importance=6),
         Column(name="state", title="now", width=22, most=46, importance=2, cell=state, key=lambda row: row.rank.state),
-        figure_column("p50", "median", _median_ns, duration, figure, width=7, importance=3),
+        figure_column("p50", "median", lambda row: row.rank.median_ns, duration, figure, width=7, importance=3),
         figure_column("p95", "p95", _p95_ns, duration, figure, width=7, importance=9),
         figure_column("data", "data", _data_wait_ns, duration, figure, width=7, importance=8),
         figure_column("waits", "waits", lambda row: row.rank.waiting_ns, duration, figure, width=7, importance=4),
@@ -143,10 +140,6 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         ),
         Column(name="late", title="late", width=16, most=-1, importance=5, cell=strip),
     ]
-
-
-def _median_ns(row: RankRow) -> float | None:
-    return row.rank.step_times.p50_ns if row.rank.step_times else None
 
 
 def _p95_ns(row: RankRow) -> float | None:
@@ -159,8 +152,7 @@ def _data_wait_ns(row: RankRow) -> float | None:
 
 def _gpu_columns(view: View) -> list[Column[RankRow]]:
     def figure(row: RankRow, text: str, role: str = "") -> Cell:
-        old = row.sample is not None and view.age(row.sample.taken_at_ns)[0] in {"old", "stale"}
-        return Cell(text, "dim" if old else role)
+        return view.aged(text, row.sample.taken_at_ns if row.sample else None, role)
 
     def heat(row: RankRow, text: str) -> Cell:
         throttled = row.sample is not None and row.sample.throttle_reasons

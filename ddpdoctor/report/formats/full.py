@@ -9,7 +9,7 @@ from rich.text import Text
 from ddpdoctor.check import CUT_SHORT, NEEDS_A_RUN, OutcomeState
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity, shown_path
-from ddpdoctor.report.layout import paragraph, spaced, to_string
+from ddpdoctor.report.layout import note_lines, paragraph, spaced, to_string
 from ddpdoctor.report.streams import one_line, visible
 
 PLACES_SHOWN = 4
@@ -31,7 +31,7 @@ def render(examination: Examination, width: int, *, colour: bool) -> str:
         paragraph(Text(what_was_done(examination)), width, indent=0),
         *(_finding_blocks(examination, width) if examination.findings else ()),
         _rehearsal_block(examination, width),
-        [*_notes(examination, width), *_unreached(examination, width)],
+        note_lines(_notes(examination), width),
     ]
     if examination.gate is not None:
         from ddpdoctor.report import gate_text
@@ -115,20 +115,15 @@ def _last_exception(rehearsal: RehearsalSection, width: int, *, with_output: boo
     return lines
 
 
-def _notes(examination: Examination, width: int) -> list[Text]:
-    notes = (*examination.source.notes, *examination.rehearsal.notes, *examination.notes)
-    return [line for note in notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), indent=6)]
-
-
-def _unreached(examination: Examination, width: int) -> list[Text]:
-    """Return what of the training the rehearsal did not come to, in a few lines."""
+def _notes(examination: Examination) -> list[str]:
+    notes = [*examination.source.notes, *examination.rehearsal.notes, *examination.notes]
+    # What of the training the rehearsal did not come to.
     places = examination.rehearsal.unreached
     if not places:
-        return []
+        return notes
     shown = "; ".join(_place(place, examination.root) for place in places[:PLACES_SHOWN])
     more = f"; and {_count(len(places) - PLACES_SHOWN, 'more place')}" if len(places) > PLACES_SHOWN else ""
-    text = f"not reached: {shown}{more}. More `--batches`, or `--full`, reach further."
-    return paragraph(Text(one_line(text)), width, Text("note", "bold"), indent=6)
+    return [*notes, f"not reached: {shown}{more}. More `--batches`, or `--full`, reach further."]
 
 
 def _place(place: Unreached, root: str) -> str:

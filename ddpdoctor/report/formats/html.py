@@ -5,9 +5,9 @@ All text is escaped by the template library; the page's own policy forbids scrip
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,19 @@ from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination, Figure, GateSection
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, rank_list, shown_path
+from ddpdoctor.finding import Fact, Finding, Frame, in_user_code, rank_list
 from ddpdoctor.gate.budget import amount, share
 from ddpdoctor.report import explanation
-from ddpdoctor.report.finding_fields import doubt_of, headline, place_of
+from ddpdoctor.report.finding_fields import (
+    SEEN,
+    alike,
+    doubt_of,
+    excerpt,
+    headline,
+    place_of,
+    stacks_of,
+    whereabouts,
+)
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.layout import in_milliseconds
 from ddpdoctor.report.streams import one_line, visible
@@ -29,7 +38,6 @@ from ddpdoctor.report.streams import one_line, visible
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from ddpdoctor.diagnosis.performance.summary import Phases
     from ddpdoctor.monitor.snapshot import RankView, Snapshot
     from ddpdoctor.report.blocks import Page
 
@@ -37,13 +45,6 @@ if TYPE_CHECKING:
 
 EXCERPT_LINES = 12
 FRAMES = 40
-_SEEN: dict[Basis, str] = {
-    "source": "in the source",
-    "rehearsal": "in the rehearsal",
-    "run": "in the run",
-    "log": "in the logs",
-    "dump": "in the dumps",
-}
 
 
 class CodeLine(msgspec.Struct, frozen=True):
@@ -101,58 +102,29 @@ def pages_of(findings: Sequence[Finding], root: str) -> tuple[FindingPage, ...]:
 
 
 def _page(finding: Finding, root: str, anchor: str) -> FindingPage:
-    sides = _sides(finding, root)
-    shown = [fact for fact in finding.evidence if not (sides and fact.rank is not None and fact.stack)]
+    stacks = stacks_of(finding)
+    shown = [fact for fact in finding.evidence if fact not in stacks]
     return FindingPage(
         anchor=anchor,
         severity=finding.severity.value,
         code=one_line(finding.code),
         name=one_line(finding.name),
         title=one_line(finding.title),
-        where=_where(finding, root),
+        where=whereabouts(finding, root),
         doubt=one_line(finding.unconfirmed) or doubt_of(finding) or one_line(finding.doubt),
-        excerpt=() if sides else _excerpt(finding.location),
-        sides=sides,
+        excerpt=() if stacks else tuple(starmap(CodeLine, excerpt(finding.location, EXCERPT_LINES))),
+        sides=tuple(
+            SideView(ranks=rank_list(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
+            for (said, stack), ranks in alike(stacks).items()
+        ),
         facts=tuple(_fact(fact, root) for fact in shown),
         remedy=one_line(finding.advice),
     )
 
 
-def _where(finding: Finding, root: str) -> str:
-    place = finding.location
-    words = (
-        [] if place is None else [place_of(place, root) + (f" in {one_line(place.function)}" if place.function else "")]
-    )
-    return ", ".join([*words, *([rank_list(finding.ranks)] if finding.ranks else [])])
-
-
-def _excerpt(location: Location | None) -> tuple[CodeLine, ...]:
-    if location is None:
-        return ()
-    last = min(max(location.line, location.end_line), location.line + EXCERPT_LINES - 1)
-    numbers = range(location.line, last + 1)
-    code = textwrap.dedent("\n".join(visible(line_of(location.file, number)) for number in numbers)).split("\n")
-    return tuple(map(CodeLine, numbers, code)) if any(line.strip() for line in code) else ()
-
-
-def _sides(finding: Finding, root: str) -> tuple[SideView, ...]:
-    """Return what each of several ranks did; ranks that did the same share a column."""
-    alike: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
-    for fact in finding.evidence:
-        if fact.rank is not None and fact.stack:
-            said = one_line(fact.text).removeprefix(f"rank {fact.rank} ")
-            alike.setdefault((said, fact.stack), []).append(fact.rank)
-    if len({rank for ranks in alike.values() for rank in ranks}) < 2:
-        return ()
-    return tuple(
-        SideView(ranks=rank_list(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
-        for (said, stack), ranks in alike.items()
-    )
-
-
 def _frame(frame: Frame, root: str) -> FrameView:
     return FrameView(
-        place=f"{one_line(shown_path(frame.file, root))}:{frame.line}",
+        place=place_of(frame, root),
         function=one_line(frame.function),
         code=visible(line_of(frame.file, frame.line)).strip()[:300],
         own=in_user_code(frame.file),
@@ -162,11 +134,11 @@ def _frame(frame: Frame, root: str) -> FrameView:
 def _fact(fact: Fact, root: str) -> FactView:
     where = ""
     if fact.stack:
-        where = " ← ".join(f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in fact.stack[:FRAMES])
+        where = " ← ".join(place_of(frame, root) for frame in fact.stack[:FRAMES])
     elif fact.location is not None:
         where = place_of(fact.location, root)
     text = one_line(fact.text)
-    return FactView(text=text, where="" if where and where in text else where, seen=_SEEN[fact.basis])
+    return FactView(text=text, where="" if where and where in text else where, seen=SEEN[fact.basis])
 
 
 # The bars of the HTML report: shares of a width, which the template draws as inline SVG.
@@ -222,7 +194,7 @@ def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
     if len(measured) > MOST_RANKS:
         latest = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:MOST_RANKS]
         measured = sorted(latest, key=lambda rank: rank.rank)
-    longest = max((sum(_parts(rank)) for rank in measured), default=0.0)
+    longest = max((sum(_parts(rank).values()) for rank in measured), default=0.0)
     return tuple(_bar(rank, longest) for rank in measured) if longest else ()
 
 
@@ -231,27 +203,23 @@ def budget_rows(section: GateSection) -> tuple[BudgetRow, ...]:
     return tuple(map(_budget_row, section.figures))
 
 
-def _parts(rank: RankView) -> list[float]:
-    return [_part(rank.phases, kind) or 0.0 for kind, _ in PHASES]
-
-
-def _part(phases: Phases | None, kind: str) -> float | None:
-    value: float | None = getattr(phases, f"{kind}_ns")
-    return value
+def _parts(rank: RankView) -> dict[str, float]:
+    return {} if rank.phases is None else {kind: ns or 0.0 for kind, ns in rank.phases.parts_ns().items()}
 
 
 def _bar(rank: RankView, longest: float) -> Bar:
+    parts = _parts(rank)
     pieces, start = [], 0.0
     for kind, label in PHASES:
-        value = _part(rank.phases, kind)
-        width = 100 * (value or 0.0) / longest
+        value = parts[kind]
+        width = 100 * value / longest
         pieces.append(
             Piece(kind=kind, label=label, start=start, width=width, value=in_milliseconds(value) if value else "—")
         )
         start += width
     return Bar(
         label=f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
-        total=in_milliseconds(sum(_parts(rank))),
+        total=in_milliseconds(sum(parts.values())),
         culprit=rank.culprit,
         pieces=tuple(pieces),
     )

@@ -12,6 +12,7 @@ from ddpdoctor.report.finding_text import finding_lines, label
 from ddpdoctor.report.layout import (
     in_milliseconds,
     milliseconds,
+    note_lines,
     paragraph,
     percent,
     rate,
@@ -53,7 +54,7 @@ def render(snapshot: Snapshot, root: str, width: int, *, colour: bool) -> str:
         _gpus(snapshot, width),
         *(finding_lines(view.finding, root, width) for view in snapshot.findings if view.until_ns is None),
         _over(snapshot.findings, width),
-        [line for note in snapshot.notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), 6)],
+        note_lines(snapshot.notes, width),
         paragraph(Text(f"Recorded in {one_line(snapshot.run_directory)}", "dim"), width, indent=0, fold=False),
     ]
     return to_string(spaced(blocks), colour=colour)
@@ -143,7 +144,7 @@ def _row(rank: RankView, *, is_slow: bool) -> str:
     if phases is None:
         return ""
     figures = (
-        times.p50_ns if times is not None else None,
+        rank.median_ns,
         times.p95_ns if times is not None else None,
         *phases.parts_ns().values(),
         rank.late_ns,

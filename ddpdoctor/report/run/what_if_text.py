@@ -12,6 +12,7 @@ from ddpdoctor.report.blocks import Block, Page, Said, Table, notes
 from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import in_milliseconds, milliseconds, percent, rate
 from ddpdoctor.report.streams import one_line
+from ddpdoctor.what_if.settings import shown
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.scenario import Change, Curve, Interval, WhatIf
@@ -107,7 +108,7 @@ def _together(answer: WhatIf) -> list[Block]:
         new = {name: value for name, value in change.settings.items() if name not in before}
         before |= set(change.settings)
         alone = next((other.title for other in answer.changes if dict(other.settings) == new), "")
-        title = alone or ", ".join(f"{name}={_value(value)}" for name, value in new.items())
+        title = alone or ", ".join(f"{name}={shown(value)}" for name, value in new.items())
         lines.append(_row(change, f"+ {title}"))
     return lines
 
@@ -130,10 +131,6 @@ def _curve(curve: Curve) -> list[Block]:
         ),
     )
     return [table, *([Said(text=f"{curve.serial}.")] if curve.serial else [])]
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _times(value: float) -> str:
