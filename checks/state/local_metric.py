@@ -5,7 +5,7 @@ What it finds
     in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
     rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of batches
     without sync_dist=True, but not for the progress bar alone. All places of a file become one finding. And a
-    checkpoint that one rank writes or not by such a value.
+    checkpoint that one rank writes or not by such a value: a warning where that is compared with the best so far.
 
 Why it is bad
     Rank 0 sees one N-th of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -61,14 +61,19 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
             locations=tuple(event.location for event in logged),
         )
-    for event in own_choices(whole_projection(script)):
-        condition = event.conditions[-1] if event.conditions else "this condition"
+    for event, best in own_choices(whole_projection(script)):
+        condition = next(reversed(event.conditions), "this condition")
+        decides = condition if best is None else best.module.excerpt(best.node, 60)
         yield CHECK.finding(
             "source",
-            "one rank chooses the checkpoint by a value of its own batches, which is not reduced over the ranks",
+            "one rank chooses the checkpoint by a value of its own batches, which is not reduced over the ranks"
+            if best is None
+            else f"the best checkpoint is chosen by the part of the data that one rank has: `{decides}` compares a "
+            "score that is not reduced over the ranks",
             remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before it is compared.",
-            locations=event.location,
-            because=((f"`{condition}` depends on the part of the data that this rank reads", event),),
+            locations=(event.location,) if best is None else (best.location, event.location),
+            because=((f"`{decides}` depends on the part of the data that this rank reads", event),),
+            severity=None if best is None else Severity.WARNING,
         )
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))

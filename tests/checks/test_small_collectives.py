@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def rehearsed(calls: Sequence[int], elements: int = 8, subject: str = "weight") 
             *(Backward(rank=rank, site=job.site(50), time_ns=job.tick()) for rank in job.ranks),
         )
         for turn in range(number):
-            about = {"subject": f"{subject} {turn}"} if subject else {}
+            about: dict[str, Any] = {"subject": f"{subject} {turn}"} if subject else {}
             job.call(job.ranks, "all_reduce", 70, elements, reduce_op="sum", **about)
     return list(many_small_collectives.in_run(job.record()))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.events import Event, LoopAround, Placed
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -30,9 +30,10 @@ from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
+from ddpdoctor.source.queries.shown_numbers import pairs_of
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import Module, descend
+from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -61,6 +62,7 @@ _REPORTING = regex(
 # Hooks of Lightning that report on batches to evaluate on.
 _EVALUATES = regex(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
 _TRAINS = regex(r"(^|[._])(training|train)_(step|epoch_end|batch_end)$")
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -254,8 +256,9 @@ def _may_reduce(collective: Event, values: Sequence[Value]) -> bool:
     return not reduced or any(("batch", number) in tags_of(value) for value in values for number in reduced)
 
 
-def own_choices(projection: Projection) -> Iterator[Event]:
-    """Yield the checkpoints that one rank of a job saves or not by a value of its own batches, each once.
+def own_choices(projection: Projection) -> Iterator[tuple[Event, Placed | None]]:
+    """Yield the checkpoints that one rank of a job saves or not by a value of its own batches, each once, with where
+    that value, and nothing else, is compared with the best so far.
 
     Of a loader from whose batches anything is reduced the value may be the reduced one, by a way that was not followed.
     """
@@ -278,8 +281,40 @@ def own_choices(projection: Projection) -> Iterator[Event]:
             in_doubt = loaders & reduced or _may_be_agreed(projection, value)
             if is_local(value) and loaders and not in_doubt and not is_of_whole_set(projection, value):
                 seen.add(event.node)
-                yield event
+                tests = [(guard.module, guard.node) for guard in event.guards] + list(event.undecided)
+                found = ((module, _compared_with_best(module, test)) for module, test in tests)
+                best = {node: Placed(node, module) for module, node in found if node is not None}
+                alone = len(best) == 1 and all(map(is_local, event.deciding))
+                yield event, next(iter(best.values())) if alone else None
                 break
+
+
+def _compared_with_best(module: Module, test: ast.AST) -> ast.Compare | None:
+    """Return where a condition compares a value with the best so far, which then becomes that value."""
+    body = module.body_around(test)
+    kept = [
+        (ast.unparse(target), value)
+        for statement in module.index.within(body, ast.Assign)
+        for target, value in pairs_of(statement)
+    ]
+    for node in made_from(test, body):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _ORDERS):
+            sides = [_variables(side) for side in (node.left, node.comparators[0])]
+            # A margin may stand beside the best, and `item()` behind the value.
+            if any(
+                target in best and own & _variables(value)
+                for best, own in (sides, sides[::-1])
+                for target, value in kept
+                if target not in own
+            ):
+                return node
+    return None
+
+
+def _variables(expression: ast.expr) -> set[str]:
+    """Return the variables, attributes and entries that an expression reads."""
+    kinds = (ast.Name, ast.Attribute, ast.Subscript)
+    return {ast.unparse(node) for node in descend(expression) if isinstance(node, kinds)}
 
 
 def _may_be_agreed(projection: Projection, value: Value) -> bool:
@@ -352,7 +387,7 @@ def _warns(event: Event) -> bool:
     return any(
         module is event.module
         and isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+        and isinstance(test.ops[0], _ORDERS)
         and _is_number(test.comparators[0])
         and ast.unparse(test.left) in told
         for module, test in event.undecided
