@@ -67,6 +67,8 @@ class Step(msgspec.Struct, frozen=True):
     """… which of these operations a backward has, …"""
     counted: Mapping[tuple[str, str, int], tuple[str, int]] = {}
     """… and where the number of a scaling was all-reduced."""
+    entered: Mapping[str, tuple[str, int]] = {}
+    """Digests of data that entered the loss and that no process is given, and where."""
     state: str = ""
     """A digest of the parameters before the step."""
     unmatched_draws: int = 0
@@ -132,6 +134,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         counted={
             (str(kind), str(file), int(line)): (str(at), int(row)) for kind, file, line, at, row in head["counted"]
         },
+        entered={str(digest): (str(file), int(line)) for digest, file, line in head["entered"]},
         state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
         random=str(head["random"]),
@@ -377,6 +380,8 @@ class _Judge:
         if not self._runs.alone:
             reason = "the gradients of passes that one process makes one after the other have another direction"
             return _open(reason, kind="" if self._runs.has_loaders else "unexplained")
+        if problem := self._not_given():
+            return _open(problem)
         fits = [] if any(step.unmatched_draws for steps in self._runs.alone for step in steps) else self._fits()
         if not fits or any(fit.rest_of_ranks > EXPLAINED * self._tolerance or min(fit.of_ranks) < 0 for fit in fits):
             return _open("one process cannot be given the batches of all ranks at once")
@@ -396,6 +401,8 @@ class _Judge:
         fits = self._fits()
         if constants is not None:
             return self._says("rank-constant", self._differ, places=(constants,))
+        if problem := self._not_given():
+            return _open(problem)
         wrong = self._wrong_ranks()
         if any(fit.rest > most for fit in fits):
             # What is gathered for a metric leaves the gradient of a rank as it is alone.
@@ -442,6 +449,20 @@ class _Judge:
             return ""
         if any(step.random_moved for steps in self._runs.ranks for step in steps[: self._steps]):
             return "a step draws random numbers from Python or NumPy"
+        return ""
+
+    def _not_given(self) -> str:
+        """Return which data one process used others in place of; empty where it only lacks some, or has more, as where a
+        term of the loss is one rank's: that is the script's doing.
+        """
+        for rank, (steps, alone) in enumerate(zip(self._runs.ranks, self._runs.alone, strict=True)):
+            for mine, one in zip(steps[: self._steps], alone, strict=False):
+                lacks = [where for digest, where in mine.entered.items() if digest not in one.entered]
+                if lacks and one.entered.keys() - mine.entered.keys():
+                    file, line = lacks[0]
+                    at = f" at {file.rpartition('/')[2]}:{line}" if file else ""
+                    given = "by no loader and by no generator of torch"
+                    return f"what enters the loss on rank {rank}{at} comes {given}, and one process has other data there"
         return ""
 
     def _clip(self) -> tuple[str, str, int] | None:

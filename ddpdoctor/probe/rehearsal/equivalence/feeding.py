@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Callable, Optional
 
 from ...journal import Journal
 from ...observed import leaves, tensor_digest
+from .entering import GIVEN, Entering
 
 MOST_DIGESTS = 4
 MOST_BYTES = 1 << 28
@@ -70,6 +71,7 @@ class Feeding:
         self.batch = 0
         """Number of the newest, the same in all processes; 0 before the first."""
         self.on_fetch: Callable[[], object] = lambda: None
+        self.on_batch: Callable[[Any], object] = lambda batch: None
         self.stop: Callable[[str], object] = lambda why: None
 
     def install(self) -> None:
@@ -100,7 +102,9 @@ class Feeding:
             fetcher.collate_fn = functools.partial(feeding._collated, place, fetcher.auto_collation, collate)
             feeding.fetches = True
             try:
-                return fetch(fetcher, index)
+                batch = fetch(fetcher, index)
+                feeding.on_batch(batch)
+                return batch
             finally:
                 feeding.fetches = False
                 fetcher.collate_fn = collate
@@ -279,6 +283,7 @@ class Draws:
         self._in_turn = spec.get("feed") == "in-turn"
         self._singles = 0, 0
         """The newest batch, and how many single numbers were drawn since."""
+        self.entering = Entering(journal, torch)
         self._met: dict[tuple[str, str, int], int] = {}
         self._kept: Optional[BinaryIO] = None
         self._bytes = 0
@@ -301,6 +306,7 @@ class Draws:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         draws, torch, tag = self, self._torch, self._torch.Tag.nondeterministic_seeded
+        self._feeding.on_batch = functools.partial(self.entering.mark, kind=GIVEN)
 
         class Seen(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -310,10 +316,11 @@ class Draws:
                     if tag in function.tags:
                         single = isinstance(result, torch.Tensor) and result.numel() == 1 and draws._feeding.batch
                         if single and not (kwargs or {}).get("generator"):
-                            alike = draws._journal.guarded(draws._alike, function, args, kwargs or {}, harms=())
-                            return result if alike is None else alike
-                        drawn = draws._journal.guarded(draws._drawn_by, name, result, harms=())
-                        return result if drawn is None else drawn
+                            drawn = draws._journal.guarded(draws._alike, function, args, kwargs or {}, harms=())
+                        else:
+                            drawn = draws._journal.guarded(draws._drawn_by, name, result, harms=())
+                        result = result if drawn is None else drawn
+                    draws._journal.guarded(draws.entering.see, name, args, kwargs, result, harms=())
                     if name in _LOSSES:
                         draws._journal.guarded(draws._note_loss, name, args, harms=())
                     if name in _SCALINGS and isinstance(result, torch.Tensor):

@@ -18,6 +18,7 @@ from ...observed import tensor_digest
 from ...torch_compat import SHARDED_STATES, after_import, on_call
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
+from .entering import COMPUTED
 from .feeding import OWN, Draws, Feeding, read_all, seed, states
 from .named_ranks import NamedRanks
 
@@ -212,6 +213,7 @@ class FirstSteps:
             return
         self._prepare()
         self._known.add(id(module))
+        self._draws.entering.mark(list(module.buffers(recurse=False)), COMPUTED)
         norms = self._torch.nn.modules.batchnorm
         if isinstance(module, norms._BatchNorm) and module.training and not self._alone:
             facts["synced_norms" if isinstance(module, norms.SyncBatchNorm) else "plain_norms"] = True
@@ -394,6 +396,7 @@ class FirstSteps:
             "scalings": [[*place, number] for place, number in self._draws.scalings.items()],
             "scaled_back": list(self._draws.scaled_back),
             "counted": [[*place, *where] for place, where in self._draws.counted.items()],
+            "entered": [[digest, *where] for digest, where in self._draws.entering.noted.items()],
             "unmatched_draws": self._draws.unmatched,
             "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
             "random": hash_of(random),
@@ -402,7 +405,7 @@ class FirstSteps:
             "norm": _norm(parameters),
             "drawn": hash_of(self._feeding.drawn),
         }
-        self._clips, self._draws.losses = [], []
+        self._clips, self._draws.losses, self._draws.entering.noted = [], [], {}
         name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events}")
         with open(f"{name}.numbers", "wb") as file:
             file.write(numbers.tobytes())
