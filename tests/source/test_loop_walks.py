@@ -22,7 +22,8 @@ def walked(directory: Path, body: str) -> Projection:
 
 def changing_lines(projection: Projection) -> list[str]:
     """The first lines of the loops of which a turn finds what an earlier turn changed."""
-    loops = sorted(projection.machine.changing, key=lambda node: getattr(node, "lineno", 0))
+    found = dict.fromkeys(loop for loop, _ in projection.machine.changing)
+    loops = sorted(found, key=lambda node: getattr(node, "lineno", 0))
     return [ast.unparse(loop).splitlines()[0] for loop in loops]
 
 

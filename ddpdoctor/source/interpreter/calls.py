@@ -11,7 +11,7 @@ from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
-from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
+from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, Origins, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -34,6 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    is_varying,
     merged_results,
     tags_of,
 )
@@ -315,16 +316,18 @@ def call_function(
     skipped = on_yield is None and machine.can_skip(function.node, of_batch)
     if module is None or active > MAXIMUM_RECURSION or skipped:
         return of_unread(machine, function, [*positional, *named.values()])
-    known = machine.effort.passes_over(function.node, machine.steps, of_batch)
+    origins = _origins(positional, named)
+    known = machine.effort.passes_over(function.node, machine.steps, of_batch, origins)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         if function.node in machine.agreeing:
             _write_through(machine, node, function)
-        return _passed_over(machine, function, module, known, on_yield)
+        result = _passed_over(machine, function, module, known, on_yield)
+        return result if known is None else _of_this_call(machine, function, result, known, positional, named)
     machine.visited.add(function.node)
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
     frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
-    frame.owner, frame.on_yield = function, on_yield
+    frame.owner, frame.on_yield, frame.origins = function, on_yield, origins
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
@@ -372,8 +375,33 @@ def call_function(
         inner if entry == ALL_RANKS else None,
         ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
         of_batch=of_batch,
+        origins=origins,
     )
     return returned
+
+
+def _origins(positional: Sequence[Value], named: Mapping[str, Value]) -> Origins:
+    """Return what the arguments of a call come from, those left out that are the same on all ranks and of nothing."""
+    given: list[tuple[int | str, Value]] = [*enumerate(positional), *named.items()]
+    found = ((key, is_varying(value), tags_of(value)) for key, value in given)
+    return frozenset(one for one in found if one[1] or one[2])
+
+
+def _of_this_call(
+    machine: Machine,
+    function: Function,
+    result: Value,
+    known: Walks,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+) -> Value:
+    """Return what earlier walks of a function gave for one more call, without what their own arguments came from."""
+    origins = _origins(positional, named)
+    if result is not known.result or origins in known.results:
+        return known.results.get(origins, result) if result is known.result else result
+    here = {tag for _, _, tags in origins for tag in tags}
+    elsewhere = {tag for given in known.results for _, _, tags in given for tag in tags} - here
+    return of_unread(machine, function, [*positional, *named.values()]) if tags_of(result) & elsewhere else result
 
 
 def _write_through(machine: Machine, node: ast.AST, function: Function) -> None:

@@ -222,7 +222,7 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     returned, left = len(frame.results), len(frame.left_behind)
     exits, own_raises, events = len(machine.exits), len(machine.own_raises), dict(machine.events)
     number, outer_missed = machine.number(), machine.missed
-    known = machine.changing.get(loop)
+    known = machine.changing.get((loop, frame.origins))
     if known is not None:
         machine.store.merge({(frame.scope if here else owner, name): v for (here, owner, name), v in known.items()})
     machine.missed = set()
@@ -265,17 +265,19 @@ def _inner_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks:
     machine.store.begin()
     inner = machine.collect(turn)
     missed, machine.missed = machine.missed, outer_missed | machine.missed
-    if loop not in machine.changing and not _finds_the_same(machine, loop, missed, number):
+    key = (loop, machine.frame.origins)
+    if key not in machine.changing and not _finds_the_same(machine, loop, missed, number):
         written = ((cell, machine.store.get(*cell)) for cell in machine.store.latest())
         _remember(machine, loop, {cell: value for cell, value in written if value is not None})
-    machine.quiet = machine.quiet or loop in machine.changing
+    machine.quiet = machine.quiet or key in machine.changing
     machine.store.keep()
     return inner
 
 
 def _remember(machine: Machine, loop: ast.AST, written: Mapping[Cell, Value]) -> None:
-    scope = machine.frame.scope
-    machine.changing[loop] = {(owner == scope, owner, name): value for (owner, name), value in written.items()}
+    frame = machine.frame
+    found = {(owner == frame.scope, owner, name): value for (owner, name), value in written.items()}
+    machine.changing[loop, frame.origins] = found
 
 
 def _counts(machine: Machine, loop: ast.AST) -> bool:

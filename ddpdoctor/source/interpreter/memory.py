@@ -22,7 +22,7 @@ from ddpdoctor.source.events import (
     shape_of,
     wider,
 )
-from ddpdoctor.source.interpreter.scopes import CallFrame, LoopFrame, Signature, Store
+from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, LoopFrame, Origins, Signature, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BUILTINS,
@@ -38,6 +38,7 @@ from ddpdoctor.source.interpreter.values import (
     Sharded,
     Value,
     is_agreed,
+    tags_of,
 )
 from ddpdoctor.source.script.call_graph import Mentions, mentions_of
 from ddpdoctor.source.script.module import Module, descend, last_name, once
@@ -168,10 +169,11 @@ class Memory:
         self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
-        self.changing: dict[ast.AST, dict[tuple[bool, int, str], Value]] = {}
+        self.changing: dict[tuple[ast.AST, Origins], dict[tuple[bool, int, str], Value]] = {}
         """Loops whose turns find what earlier turns changed, and what they found when they were walked last.
 
-        Cells have a flag before them for variables of the function around the loop, whatever the call."""
+        A function that is given what comes from elsewhere finds other values in its loops. Cells have a flag before
+        them for variables of the function around the loop, whatever the call."""
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.agreeing: dict[ast.AST, set[str]] = {}
@@ -397,7 +399,7 @@ LONGEST_KEPT = 50
 class Walks:
     """The results of the walks of one function."""
 
-    __slots__ = ("alike", "count", "ended", "given", "items", "kept", "result", "silent", "steps")
+    __slots__ = ("alike", "count", "ended", "given", "items", "kept", "result", "results", "silent", "steps")
 
     def __init__(self) -> None:
         self.count = 0
@@ -413,6 +415,8 @@ class Walks:
         self.given: dict[bool, int] = {}
         """Walks by whether they were given what comes from a batch."""
         self.result: Value = OPAQUE
+        self.results: dict[Origins, Value] = {}
+        """What the walks returned, by what the arguments came from."""
         self.items: Sequence[Sequence[Item]] = ()
         """What each rank did in the last walk that all ranks made together; empty when there was none so short."""
 
@@ -427,9 +431,10 @@ class Effort:
         self.trials = 0
         """How many turns of loops around the present statement may be taken back."""
 
-    def passes_over(self, node: ast.AST, steps: int, of_batch: bool) -> Walks | None:
+    def passes_over(self, node: ast.AST, steps: int, of_batch: bool, origins: Origins) -> Walks | None:
         """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done.
 
+        What it returned for arguments that came from elsewhere may come from there, and is no summary of this call.
         A function that returns nothing is there for what it prints or writes: one that has printed settings so far is
         walked once more for a loss.
         """
@@ -437,6 +442,7 @@ class Effort:
         if walks is None:
             return None
         summarised = walks.alike and walks.ended >= ALIKE_WALKS and walks.steps >= ALIKE_STEPS
+        summarised = summarised and (origins in walks.results or not any(map(tags_of, walks.results.values())))
         summarised = summarised and not (of_batch and walks.result == NONE and walks.given.get(True, 0) < WALKS_GIVEN)
         worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
         return walks if summarised or worn_out or steps > MAXIMUM_STEPS else None
@@ -451,6 +457,7 @@ class Effort:
         began: bool = False,
         ran_nothing: bool = True,
         of_batch: bool = False,
+        origins: Origins = NO_ORIGINS,
     ) -> None:
         """Count a walk as soon as it begins, and keep its result; ``items`` when all ranks made it together."""
         walks = self.walks.get(node)
@@ -467,7 +474,7 @@ class Effort:
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
             if walks.alike and walks.ended > 1:
                 walks.alike = walks.result == result and _shapes(walks.items) == _shapes(items)
-            walks.items, walks.result = items, result
+            walks.items, walks.result, walks.results[origins] = items, result, result
         else:
             walks.alike = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,6 +20,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     PerRank,
     SequenceValue,
+    Tag,
     Unknown,
     Value,
     derived,
@@ -254,6 +256,11 @@ class Store:
             self.oldest_written = owner
 
 
+Origins: TypeAlias = "frozenset[tuple[int | str, bool, frozenset[Tag]]]"
+"""Of arguments, by their places or names: whether they differ between ranks, and what they come from."""
+NO_ORIGINS: Origins = frozenset()
+
+
 class CallFrame:
     """One call of a project function."""
 
@@ -273,6 +280,8 @@ class CallFrame:
         self.yielded: Value | None = None
         """What a generator gives for any of its items, unless ``on_yield`` takes them."""
         self.owner: Function | None = None
+        self.origins = NO_ORIGINS
+        """What the arguments of the call come from."""
         self.agreed: set[str] = set()
         """The variables that a collective, here or in what was called, has written the same into on every rank."""
         self.file = str(module.path)
