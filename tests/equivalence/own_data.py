@@ -21,27 +21,54 @@ _LOADER: Edits = (
         "    loader = iter(torch.utils.data.DataLoader(data, ROWS, sampler=torch.utils.data.DistributedSampler(data)))\n",
     ),
 )
-_ON_RANK_1 = (_LOSS, f"{_LOSS}        if rank == 1:\n            loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n")
-_HALF_ON_RANK_1 = (_LOSS, f"{_LOSS}        if rank == 1:\n            loss = loss + model.module[0].weight.abs().sum()\n")
+_ON_RANK_1 = (
+    _LOSS,
+    f"{_LOSS}        if rank == 1:\n            loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n",
+)
+_HALF_ON_RANK_1 = (
+    _LOSS,
+    f"{_LOSS}        if rank == 1:\n            loss = loss + model.module[0].weight.abs().sum()\n",
+)
 
 FAULTS = (
     Case("own draws of torch: a term on rank 1 only", "own_draws", (*_OF_TORCH, _ON_RANK_1), "one-rank", ranks=(1,)),
-    Case("the same draws of NumPy: a term on rank 1 only", "own_draws", (*_SHARED, _HALF_ON_RANK_1), "one-rank", ranks=(1,), quick=True),
+    Case(
+        "the same draws of NumPy: a term on rank 1 only",
+        "own_draws",
+        (*_SHARED, _HALF_ON_RANK_1),
+        "one-rank",
+        ranks=(1,),
+        quick=True,
+    ),
     Case(
         "own draws of torch: a term with what is drawn on rank 1 only",
         "own_draws",
-        (*_OF_TORCH, (_LOSS, f"{_LOSS}        if rank == 1:\n            loss = loss + objective(model.module(x), torch.from_numpy(table.results[:ROWS]))\n")),
+        (
+            *_OF_TORCH,
+            (
+                _LOSS,
+                f"{_LOSS}        if rank == 1:\n            loss = loss + objective(model.module(x), torch.from_numpy(table.results[:ROWS]))\n",
+            ),
+        ),
         "one-rank",
         ranks=(1,),
     ),
     Case(
         "own draws of torch: another loss of the same batch on rank 1",
         "own_draws",
-        (*_OF_TORCH, (_LOSS, "        loss = objective(model(x), y) if rank == 0 else (model(x) - 3 * y).abs().mean()\n")),
+        (
+            *_OF_TORCH,
+            (_LOSS, "        loss = objective(model(x), y) if rank == 0 else (model(x) - 3 * y).abs().mean()\n"),
+        ),
         "one-rank",
         ranks=(1,),
     ),
-    Case("own draws of NumPy: gradients of each rank's own", "own_draws", (("model(x)", "model.module(x)"),), "unsynchronised"),
+    Case(
+        "own draws of NumPy: gradients of each rank's own",
+        "own_draws",
+        (("model(x)", "model.module(x)"),),
+        "unsynchronised",
+    ),
 )
 CORRECT = (
     Case("own draws of NumPy", "own_draws", may_be_unclear=True, says=_NOT_GIVEN, quick=True),
@@ -59,13 +86,21 @@ CORRECT = (
     Case(
         "own draws of torch, and a target from a list by rank",
         "own_draws",
-        (*_OF_TORCH, ("    table = Table(0)\n", "    goals = [[0.5], [2.0], [-1.0], [0.0]]\n"), (_LOSS, "        loss = objective(model(x), torch.tensor(goals[rank]).expand(ROWS, 1))\n")),
+        (
+            *_OF_TORCH,
+            ("    table = Table(0)\n", "    goals = [[0.5], [2.0], [-1.0], [0.0]]\n"),
+            (_LOSS, "        loss = objective(model(x), torch.tensor(goals[rank]).expand(ROWS, 1))\n"),
+        ),
         may_be_unclear=True,
     ),
     Case(
         "own draws of torch, and a number by rank that is taken off",
         "own_draws",
-        (*_OF_TORCH, ("    table = Table(0)\n", "    goals = [0.5, 2.0, -1.0, 0.0]\n"), (_LOSS, "        loss = (model(x) - goals[rank]).pow(2).mean()\n")),
+        (
+            *_OF_TORCH,
+            ("    table = Table(0)\n", "    goals = [0.5, 2.0, -1.0, 0.0]\n"),
+            (_LOSS, "        loss = (model(x) - goals[rank]).pow(2).mean()\n"),
+        ),
         may_be_unclear=True,
         says=_NOT_GIVEN,
     ),
@@ -89,21 +124,48 @@ CORRECT = (
     Case(
         "a loader of inputs, and targets that NumPy draws",
         "own_draws",
-        (*_LOADER, (_DRAW, "        (x,) = next(loader)\n        y = torch.from_numpy(table.results[chance.integers(0, len(table.rows), ROWS)])\n")),
+        (
+            *_LOADER,
+            (
+                _DRAW,
+                "        (x,) = next(loader)\n        y = torch.from_numpy(table.results[chance.integers(0, len(table.rows), ROWS)])\n",
+            ),
+        ),
         may_be_unclear=True,
     ),
     Case(
         "a loader of inputs, and targets that the rank holds",
         "own_draws",
-        (*_LOADER, ("    table = Table(0)\n", "    table = Table(0)\n    held = torch.randn(400, 1, generator=torch.Generator().manual_seed(rank))\n"), (_DRAW, "        (x,) = next(loader)\n        y = held[ROWS * step : ROWS * (step + 1)]\n        y = y if len(x) == len(y) else y.repeat(2, 1)[: len(x)]\n")),
+        (
+            *_LOADER,
+            (
+                "    table = Table(0)\n",
+                "    table = Table(0)\n    held = torch.randn(400, 1, generator=torch.Generator().manual_seed(rank))\n",
+            ),
+            (
+                _DRAW,
+                "        (x,) = next(loader)\n        y = held[ROWS * step : ROWS * (step + 1)]\n        y = y if len(x) == len(y) else y.repeat(2, 1)[: len(x)]\n",
+            ),
+        ),
         may_be_unclear=True,
     ),
     Case(
         "a loader of samples, and weights of them that NumPy draws",
         "own_draws",
         (
-            *((a, b.replace("torch.from_numpy(table.rows)", "torch.from_numpy(table.rows), torch.from_numpy(table.results)")) for a, b in _LOADER),
-            (_DRAW, "        x, y = next(loader)\n        weights = torch.from_numpy(np.resize(chance.random((ROWS, 1), dtype=np.float32), (len(x), 1)))\n"),
+            *(
+                (
+                    a,
+                    b.replace(
+                        "torch.from_numpy(table.rows)", "torch.from_numpy(table.rows), torch.from_numpy(table.results)"
+                    ),
+                )
+                for a, b in _LOADER
+            ),
+            (
+                _DRAW,
+                "        x, y = next(loader)\n        weights = torch.from_numpy(np.resize(chance.random((ROWS, 1), dtype=np.float32), (len(x), 1)))\n",
+            ),
             (_LOSS, "        loss = ((model(x) - y).pow(2) * weights).mean()\n"),
         ),
         may_be_unclear=True,
@@ -112,7 +174,10 @@ CORRECT = (
         "data that each rank has made before it trains",
         "own_draws",
         (
-            ("    table = Table(0)\n", "    held = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(rank))\n"),
+            (
+                "    table = Table(0)\n",
+                "    held = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(rank))\n",
+            ),
             (_DRAW, "        x = held[ROWS * step : ROWS * (step + 1)]\n        y = x.pow(2).mean(1, keepdim=True)\n"),
         ),
         may_be_unclear=True,
@@ -123,7 +188,10 @@ CORRECT = (
         "own_draws",
         (
             (_CHANCE, "    chance = np.random.default_rng()\n"),
-            (_LOSS, f"{_LOSS}        told = [torch.zeros(()) for _ in range(world)]\n        dist.all_gather(told, loss.detach())\n"),
+            (
+                _LOSS,
+                f"{_LOSS}        told = [torch.zeros(()) for _ in range(world)]\n        dist.all_gather(told, loss.detach())\n",
+            ),
         ),
         may_be_unclear=True,
     ),

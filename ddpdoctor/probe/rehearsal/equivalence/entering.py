@@ -1,7 +1,7 @@
 """What enters a loss beside parameters, and is neither made by code alone nor given to this process: data of its own.
 
-A process that stands for a rank is given the batches of its loaders and the numbers that torch draws. Targets that NumPy
-draws, or rows of a file at places of the rank's own, are not; their digests show whether it used the same.
+A process that stands for a rank is given the batches of its loaders and the numbers that torch draws. Targets that
+NumPy draws, or rows of a file at places of the rank's own, are not; their digests show whether it used the same.
 """
 
 from __future__ import annotations
