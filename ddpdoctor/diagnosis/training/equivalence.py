@@ -452,8 +452,8 @@ class _Judge:
         return ""
 
     def _not_given(self) -> str:
-        """Return which data one process used others in place of; empty where it only lacks some, or has more, as where
-        a term of the loss is one rank's: that is the script's doing.
+        """Return in place of which data one process used others; empty where it only lacks some, or only has more: then
+        a term of the loss is one rank's, which is the script's doing.
         """
         for rank, (steps, alone) in enumerate(zip(self._runs.ranks, self._runs.alone, strict=True)):
             for mine, one in zip(steps[: self._steps], alone, strict=False):
@@ -461,8 +461,10 @@ class _Judge:
                 if lacks and one.entered.keys() - mine.entered.keys():
                     file, line = lacks[0]
                     at = f" at {file.rpartition('/')[2]}:{line}" if file else ""
-                    given = "comes by no loader and by no generator of torch"
-                    return f"what enters the loss on rank {rank}{at} {given}, and one process has other data there"
+                    given = "by no loader and by no generator of torch"
+                    return (
+                        f"what enters the loss on rank {rank}{at} comes {given}, and one process has other data there"
+                    )
         return ""
 
     def _clip(self) -> tuple[str, str, int] | None:
