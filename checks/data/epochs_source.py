@@ -51,7 +51,8 @@ TORCHS_ORDERS = frozenset({"", "SequentialSampler", "RandomSampler"})
 def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
     """Return the remedy for a loader with a sampler of this class, or with torch's own order, as it was asked for.
 
-    ``divides`` says that the sampler divides, as it was told, and not by the rank.
+    ``order`` is empty where none was asked for. ``divides`` says that the sampler divides, as it was told, and not by
+    the rank.
     """
     if divides:
         return (
@@ -60,8 +61,8 @@ def samples_remedy(sampler: str, order: str, *, divides: bool) -> str:
         )
     if sampler in TORCHS_ORDERS:
         return (
-            f"Give it sampler=DistributedSampler(dataset) instead of {order}, and call sampler.set_epoch(epoch) before "
-            "each epoch."
+            f"Give it sampler=DistributedSampler(dataset){f' instead of {order}' if order else ''}, and call "
+            "sampler.set_epoch(epoch) before each epoch."
         )
     return (
         f"Let `{sampler}` draw alike on all ranks, by a generator that is seeded with the epoch, and deal out what it "

@@ -35,25 +35,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
 from ddpdoctor.check import Check
+from ddpdoctor.checks.data.drawn_items_source import DRAWS, called, callees, draws_its_items, held, methods
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     Const,
-    ExternalObject,
     Function,
     Instance,
-    ProjectClass,
     Value,
     constant,
     is_varying,
     options_of,
-    parts_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
@@ -98,11 +95,6 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
 
 # Random augmentation in data sets, and whether all ranks draw the same numbers for it.
 
-_DRAWS = regex(
-    r"(random\.(random|randint|uniform|choice|choices|gauss|shuffle|sample|randrange))$"
-    r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
-    r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
-)
 _LIBRARIES = get_args(Library)
 # Draws of a step that give each sample something of its own; one order for all ranks does no harm.
 _NOISE = frozenset(
@@ -121,7 +113,9 @@ def shared_augmentations(projection: Projection) -> Iterator[tuple[Event, Locati
     for feeding in feedings(projection):
         loader = feeding.loader
         given = {"worker_init_fn", "generator"} & loader.named.keys()
-        if given or not loader.complete or len(loader.positional) > 7 or division(machine, loader) != "sharded":
+        if given or not loader.complete or len(loader.positional) > 7:
+            continue
+        if division(machine, loader) != "sharded" and not draws_its_items(machine, loader):
             continue
         workers = constant(loader.named.get("num_workers", Const(0)))
         for library, draw in _draws(projection, loader):
@@ -156,7 +150,7 @@ def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
     for event in (event for event in inside if event.kind == "ddp-forward"):
         wrap = machine.object(event.receiver or NONE)
         models = options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE)
-        places = [steps.draw_of(one) for model in models for one in _methods(machine, model, "forward")]
+        places = [steps.draw_of(one) for model in models for one in methods(machine, model, "forward")]
         if all(steps.is_settled(module, test) for module, test in event.undecided):
             yield from (place for place in places if place is not None)
     for event in (event for event in inside if event.name in _NOISE and "generator" not in event.named):
@@ -229,8 +223,8 @@ class _EveryTurn:
                 continue
             if module.resolve(node.func) in _NOISE and not any(word.arg == "generator" for word in node.keywords):
                 return module.location(node)
-            called = _callees(self._machine, module, function, node.func)
-            found = next((place for one in called if (place := self.draw_of(one)) is not None), None)
+            run = callees(self._machine, module, function, node.func)
+            found = next((place for one in run if (place := self.draw_of(one)) is not None), None)
             if found is not None:
                 return found
         return None
@@ -251,30 +245,12 @@ def _draws(projection: Projection, loader: Event) -> Iterator[tuple[Library, Loc
     """Yield where items of a loader draw: in methods of its data set, in what these call, or while they are joined."""
     machine = projection.machine
     collate = loader.argument("collate_fn", 6) or NONE
-    yield from _draws_from(machine, _called(machine, collate))
-    for held in _held(machine, loader.argument("dataset", 0) or NONE, set()):
-        if isinstance(held, Instance):
-            yield from _draws_from(machine, _methods(machine, held, "__getitem__"))
-        elif _TRANSFORMS.match(held.name):
-            yield "torch", held.location
-
-
-def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance | Event]:
-    """Yield the objects that a value is made of, with what they were given and hold: the project's, and libraries'."""
-    if isinstance(value, (Instance, ExternalObject)) and value.number not in seen:
-        seen.add(value.number)
-        made = machine.events.get(value.number)
-        parts: list[Value | None] = [] if made is None else [*made.positional, *made.named.values()]
-        if isinstance(value, Instance):
-            yield value
-            parts += [machine.store.get(value.number, name) for name in machine.store.names(value.number)]
-        elif made is not None:
-            yield made
-        for part in parts:
-            yield from _held(machine, part or NONE, seen)
-    elif not isinstance(value, (Instance, ExternalObject)):
-        for part in parts_of(value):
-            yield from _held(machine, part, seen)
+    yield from _draws_from(machine, called(machine, collate))
+    for one in held(machine, loader.argument("dataset", 0) or NONE, set()):
+        if isinstance(one, Instance):
+            yield from _draws_from(machine, methods(machine, one, "__getitem__"))
+        elif _TRANSFORMS.match(one.name):
+            yield "torch", one.location
 
 
 def _draws_from(machine: Machine, functions: Iterable[Function]) -> Iterator[tuple[Library, Location]]:
@@ -293,50 +269,11 @@ def _draws_from(machine: Machine, functions: Iterable[Function]) -> Iterator[tup
             if not isinstance(node, ast.Call):
                 continue
             own = seeded.union(*(libraries for line, libraries in seeds if line < node.lineno))
-            left += [(one, own) for one in _callees(machine, module, function, node.func)]
+            left += [(one, own) for one in callees(machine, module, function, node.func)]
             drawn = module.resolve(node.func)
             library = drawn.partition(".")[0]
-            if (
-                _DRAWS.match(drawn)
-                and library not in own
-                and not any(word.arg == "generator" for word in node.keywords)
-            ):
+            if DRAWS.match(drawn) and library not in own and not any(word.arg == "generator" for word in node.keywords):
                 yield library, module.location(node)  # type: ignore[misc]
-
-
-def _callees(machine: Machine, module: Module, function: Function, called: ast.expr) -> Iterator[Function]:
-    """Yield what a call in a function of the project may run: a function, a method, or an object that is held."""
-    owner = function.receiver
-    if isinstance(called, ast.Name):
-        yield from _called(machine, machine.store.get(machine.scope_modules.get(module.name, -1), called.id) or NONE)
-    elif isinstance(called, ast.Attribute) and isinstance(owner, Instance):
-        of = ast.unparse(called.value)
-        if of == "self":
-            yield from _methods(machine, owner, called.attr)
-            yield from _called(machine, machine.store.get(owner.number, called.attr) or NONE)
-        elif of == "super()":
-            for base in bases_of(machine, owner.cls):
-                method = class_attribute(machine, base, called.attr) if isinstance(base, ProjectClass) else None
-                if isinstance(method, Function) and method.node is not function.node:
-                    yield bound_to(method, owner)
-                    return
-
-
-def _called(machine: Machine, value: Value) -> Iterator[Function]:
-    """Yield what runs where a value is called: a function, or the objects of the project that are called in turn."""
-    for option in options_of(value):
-        if isinstance(option, Function):
-            yield option
-    for held in _held(machine, value, set()):
-        if isinstance(held, Instance):
-            yield from _methods(machine, held, "__call__")
-            yield from _methods(machine, held, "forward")
-
-
-def _methods(machine: Machine, owner: Value, name: str) -> Iterator[Function]:
-    method = class_attribute(machine, owner.cls, name) if isinstance(owner, Instance) else None
-    if isinstance(method, Function):
-        yield bound_to(method, owner)
 
 
 def _seeds_of_items(module: Module, method: ast.FunctionDef) -> list[tuple[int, frozenset[str]]]:

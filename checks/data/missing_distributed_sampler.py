@@ -23,7 +23,8 @@ Remedy
 
 When it is wrong
     Where ranks are meant to see the same data (tensor parallelism). An iterable data set that shards itself, a data set
-    that was split by rank and random batches seeded by rank are recognised.
+    that was split by rank, random batches seeded by rank, and items that are drawn whatever their index (of one seed on
+    all ranks: identical-random-seed) are recognised.
 
 References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -87,7 +88,9 @@ def in_source(script: Script) -> Iterator[Finding]:
         if not feeding.certain or any(part != "whole" for part in parts):
             continue
         loader, backward = feeding.loader, feeding.backward
-        if is_drawn(projection.machine, loader):
+        from ddpdoctor.checks.data.drawn_items_source import draws_its_items
+
+        if is_drawn(projection.machine, loader) or draws_its_items(projection.machine, loader):
             continue
         batches = loader.argument("batch_sampler", 4)
         own_batches = batches is not None and constant(batches) is not None
@@ -161,7 +164,10 @@ def _sampler_of(loader: Event) -> str:
 
 def _remedy_of_samples(loader: Event) -> str:
     sampler = _sampler_of(loader)
-    return samples_remedy(sampler, f"`{sampler}`" if sampler else "shuffle=True", divides=sampler == _DIVIDING)
+    shuffle = loader.argument("shuffle", 2)
+    asked = constant(shuffle) if shuffle is not None else None
+    order = "" if asked is None else f"shuffle={asked}" if isinstance(asked, bool) else "shuffle=…"
+    return samples_remedy(sampler, f"`{sampler}`" if sampler else order, divides=sampler == _DIVIDING)
 
 
 def _reaches(backward: Event, through: str) -> Fact:
