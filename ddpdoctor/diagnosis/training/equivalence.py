@@ -499,7 +499,7 @@ class _Judge:
             parts = [scalings.get(place, 0.0) for scalings in alone]
             if other and self._is_same(number / other if kind == "mul" else other / number, factor):
                 places[place] = (("loss", file, line),)
-            elif all(parts) and self._is_same(factor, 1 / self._world):
+            elif parts and all(parts) and self._is_same(factor, 1 / self._world):
                 whole = sum(parts) if kind == "div" else 1 / sum(1 / part for part in parts)
                 if self._is_same(number, whole):
                     counted = [("count", *mine.counted[place])] if place in mine.counted else []
