@@ -331,6 +331,10 @@ def judge_evaluations(record: RunRecord, remedies: Mapping[str, str]) -> Iterato
         entries = next(loader.pass_places(), None)
         if entries is None or any(entry.backwards for passes in loader.passes for entry in passes):
             continue
+        counted = _counted_twice(record, loader, entries, remedies)
+        if counted is not None:
+            yield counted
+            continue
         if not all(_evaluates(record, entry) for entry in entries) or any(not entry.index_count for entry in entries):
             continue
         if min(entry.true_length or 0 for entry in entries) < 2:
@@ -386,6 +390,37 @@ def _judge_evaluations(
             reason = f"{rank_list(loader.ranks)} draw {min(counts):,} samples each, {shared:,} of them the same"
             return msgspec.structs.replace(verdict, wrong=False, sentence=reason)
     return None
+
+
+def _counted_twice(
+    record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], remedies: Mapping[str, str]
+) -> Verdict | None:
+    """Return a verdict if the ranks sum up counts that take in all samples of shards which a sampler padded."""
+    counts = {entry.rank: entry.index_count or 0 for entry in entries}
+    total, trained = loader.loaders[0].dataset_length or 0, {one.index_count for one in record.passes if one.backwards}
+    counted = sum(counts.values())
+    if not _all_shard(loader) or not total < counted < total + len(counts) or trained & set(counts.values()):
+        return None
+    places: dict[int, set[int]] = {}
+    for row in record.reduced_counts:
+        if counts.get(row.rank, 0) in row.numbers:
+            places.setdefault(row.rank, set()).add(row.site)
+    if places.keys() != counts.keys():
+        return None
+    return Verdict(
+        sentence=f"{total:,} samples are counted as {counted:,}: the sampler repeats {counted - total:,} of them, and "
+        "the sums over the ranks take them in",
+        remedy=remedies["counted"],
+        locations=site_location(record.site(entries[0].site)),
+        ranks=loader.ranks,
+        because=(
+            (
+                "each rank adds the number of all samples of its part here",
+                site_location(record.site(min(places[entries[0].rank]))),
+                {"samples": total, "samples_counted": counted, "ranks": len(counts)},
+            ),
+        ),
+    )
 
 
 def _all_shard(loader: LoaderOnRanks) -> bool:

@@ -2,9 +2,9 @@
 
 What it finds
     A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model. In
-    a run: equal index lists over the whole data set, or results averaged over shards that a sampler padded. As a
-    warning: the results of a sampler's parts that are gathered, joined one after another and cut to the length of the
-    data set.
+    a run: equal index lists over the whole data set, results averaged over shards that a sampler padded, or sums over
+    the ranks with a count of all samples of such shards. As a warning: the results of a sampler's parts that are
+    gathered, joined one after another and cut to the length of the data set.
 
 Why it is bad
     Every rank computes the same result: the evaluation takes as long as on one GPU, however many there are, and each
@@ -63,6 +63,8 @@ REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
     "cut": "Put them in the order of the samples before the cut: torch.stack(parts, 1).flatten(0, 1), as the sampler "
     "deals them out.",
+    "counted": "Sum over the first len(range(rank, len(dataset), world_size)) samples of the rank's part alone: what "
+    "follows is what the sampler repeats.",
     "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
 }
 

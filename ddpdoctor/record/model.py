@@ -21,6 +21,7 @@ from ddpdoctor.record.streams.collectives import (
     Group,
     Handled,
     OutsiderCall,
+    ReducedCounts,
     ReducedLoss,
     SharedGroup,
     Signature,
@@ -381,6 +382,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     forked_uses: tuple[ForkedUse, ...] = ()
     cpu_threads: tuple[CpuThreads, ...] = ()
     reduced_losses: tuple[ReducedLoss, ...] = ()
+    reduced_counts: tuple[ReducedCounts, ...] = ()
     cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     handled: tuple[Handled, ...] = ()

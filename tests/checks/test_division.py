@@ -17,6 +17,7 @@ from ddpdoctor.checks.data import (
 from ddpdoctor.checks.launch import wrong_sampler_rank
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import Forward
+from ddpdoctor.record.streams.collectives import ReducedCounts
 from ddpdoctor.record.streams.setup import Holding, Part, RandomState, Seeding
 from ddpdoctor.record.streams.training import Backward, Loader, Pass
 from tests.checks.training import LOADER_LINE, probes, training, training_pass
@@ -266,14 +267,15 @@ def evaluated(job: JobBuilder, **fields: Any) -> list[Finding | Refuted]:
     streams = sharded(job)
     loader = {"dataset_type": "Images", "dataset_length": 40, "samples": probes(), **fields.pop("loader", {})}
     entry = {"true_length": 5, "yielded": 4, "end": "cut", "index_count": 40, "index_digest": "all", **fields}
-    own = entry.pop("by_rank", {})
+    own, reduce_op = entry.pop("by_rank", {}), entry.pop("reduce_op", "avg")
+    streams["reduced_counts"] = entry.pop("reduced_counts", ())
     streams["loaders"] += tuple(Loader(rank=rank, loader=1, site=job.site(22), **loader) for rank in job.ranks)
     streams["passes"] += tuple(
         Pass(rank=rank, loader=1, ordinal=0, site=job.site(55), **{**entry, **own.get(rank, {})}) for rank in job.ranks
     )
     streams["forwards"] += tuple(Forward(rank=rank, wrap=0, pass_loader=1, time_ns=job.tick()) for rank in job.ranks)
     streams["backwards"] = tuple(Backward(rank=rank) for rank in job.ranks)
-    job.call(job.ranks, "all_reduce", 58, reduce_op="avg")
+    job.call(job.ranks, "all_reduce", 58, reduce_op=reduce_op)
     return list(sharded_evaluation_bias.in_run(job.record(**streams)))
 
 
@@ -289,6 +291,51 @@ def test_averages_over_padded_shards_are_advice() -> None:
     (finding,) = evaluated(JobBuilder(2), by_rank=shards, loader={**SHARDED})
     assert isinstance(finding, Finding)
     assert finding.title == "the ranks' results are averaged over shards that count 1 of 40 samples twice"
+
+
+def counted(*numbers: tuple[int, ...], own: tuple[int, ...] = (20, 21), **fields: Any) -> list[str]:
+    """What is said of an evaluation of 40 samples in parts of these lengths, after which the ranks sum up numbers."""
+    job = JobBuilder(len(own))
+    by_rank = {rank: {"index_digest": str(rank), "index_count": length} for rank, length in enumerate(own)}
+    rows = tuple(
+        ReducedCounts(rank=rank, site=job.site(58), numbers=given) for rank, given in enumerate(numbers) if given
+    )
+    streams = {"by_rank": by_rank, "reduced_counts": rows, "reduce_op": "sum", "true_length": 1, **fields}
+    found = evaluated(job, loader={**SHARDED}, **streams)
+    return [finding.title for finding in found if isinstance(finding, Finding)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "own", "repeated"),
+    [
+        (((20,), (21,)), (20, 21), 1),
+        (((13, 21), (17, 21)), (21, 21), 0),
+        (((14,), (14,), (14,)), (14, 14, 14), 2),
+        (((20,), (20,)), (20, 20), 0),
+        (((19,), (19,)), (19, 19), 0),
+        (((20,), (20,)), (20, 21), 0),
+        (((20,), ()), (20, 21), 0),
+        (((8,), (8,)), (20, 21), 0),
+    ],
+    ids=[
+        "a count",
+        "more than a sampler repeats",
+        "three ranks",
+        "a length that is divisible",
+        "drop_last",
+        "repeated samples left out",
+        "one rank",
+        "a pass cut short",
+    ],
+)
+def test_counts_that_take_in_what_the_sampler_repeats(
+    numbers: tuple[tuple[int, ...], ...], own: tuple[int, ...], repeated: int
+) -> None:
+    title = (
+        f"40 samples are counted as {40 + repeated}: the sampler repeats {repeated} of them, and the sums over the "
+        "ranks take them in"
+    )
+    assert counted(*numbers, own=own) == ([title] if repeated else [])
 
 
 def test_divided_evaluation_refutes_and_other_loops_say_nothing() -> None:

@@ -295,6 +295,8 @@ class CollectiveHook:
             about = _NOTHING
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
+                if reduce_op is not None and dict(enumerate(REDUCE_OPS)).get(int(reduce_op)) == "sum":
+                    journal.guarded(self._reduced.note_counts, kind, tensors, site, harms=())
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
             journal.guarded(self._note_thread, group, ranks, kind, site, harms=("shared_groups",))

@@ -232,6 +232,7 @@ _ROWS = {
     "uninitialised": "uninitialised",
     "written_averages": "written_averages",
     "reduced_loss": "reduced_losses",
+    "reduced_counts": "reduced_counts",
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",

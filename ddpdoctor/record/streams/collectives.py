@@ -43,6 +43,16 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
 
+class ReducedCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank gave a few numbers to a sum over the ranks, outside of any graph."""
+
+    rank: int
+    site: int = -1
+    numbers: tuple[int, ...] = ()
+    """Those of them that are whole and positive, as counts are."""
+    time_ns: int = 0
+
+
 class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that the user's collective changed in place and that a backward then started from or came through."""
 

@@ -68,6 +68,10 @@ NODES_WALKED = 50_000
 """Nodes of the graph below a gather, which is walked once a call chain: 20,000 take 30 ms."""
 GATHERS_WALKED = 4
 """So many of a call chain in one step have their graphs walked."""
+NUMBERS_READ = 16
+"""Numbers of a tensor that may be counts; a larger one is not looked at."""
+COUNTS_NOTED = 4
+"""So many times the numbers of a call chain are read."""
 GRAPHS_HELD = 2
 """Graphs are kept alive by at most so many tensors, until the next backward."""
 
@@ -79,6 +83,8 @@ class ReducedLosses:
         self._journal = journal
         self._reduced: list[tuple[Any, int]] = []
         """Graph node of the tensor, and the call chain of the collective."""
+        self._counted: dict[int, int] = {}
+        """How often the numbers of a call chain were read: on a device the rank waits for them."""
         self._cut: set[int] = set()
         """Call chains of the gathers that were reported, …"""
         self._gathering: list[int] = []
@@ -96,6 +102,16 @@ class ReducedLosses:
         node = tensors[0].grad_fn
         if node is not None:
             self._reduced = [*self._reduced[1 - GRAPHS_HELD :], (node, site)]
+
+    def note_counts(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
+        """Note the whole numbers among the few that are about to be summed over the ranks, a few times a call chain."""
+        few = kind in KINDS and len(tensors) == 1 and 0 < tensors[0].numel() <= NUMBERS_READ
+        if not few or tensors[0].requires_grad or self._counted.get(site, 0) >= COUNTS_NOTED:
+            return
+        self._counted[site] = self._counted.get(site, 0) + 1
+        numbers = [int(one) for one in tensors[0].flatten().tolist() if 0 < one < float("inf") and one == int(one)]
+        if numbers:
+            self._journal.event("reduced_counts", site=site, numbers=numbers)
 
     def before_backward(self, roots: Any, site: int) -> None:
         """Report what was reduced below ``roots``, a tensor or several from which a backward starts."""
