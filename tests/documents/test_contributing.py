@@ -128,8 +128,8 @@ def test_a_check_is_a_file_with_its_cases_and_its_finding_appears(copied: Copy, 
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = ("-m", "ddpdoctor", "check", "--static", "--output-format", "concise", "train.py")
     said = copied.run(*arguments, cwd=tmp_path)
-    assert "train.py:9:5: advice DDP411 empty-cache-in-loop" in said
-    assert "cache of the CUDA allocator" in copied.run("-m", "ddpdoctor", "explain", "DDP411")
+    assert "train.py:9:5: advice DDP412 empty-cache-in-loop" in said
+    assert "cache of the CUDA allocator" in copied.run("-m", "ddpdoctor", "explain", "DDP412")
 
 
 def test_a_measure_with_its_check_touches_at_most_six_files_and_its_finding_appears(

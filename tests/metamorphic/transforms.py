@@ -109,7 +109,11 @@ def _own_names(trees: Iterable[ast.Module]) -> set[str]:
                 found.add(node.arg)
             elif isinstance(node, ast.ExceptHandler):
                 found |= {node.name} if node.name else set()
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not _is_method(tree, node):
+            elif isinstance(node, ast.ClassDef):
+                # A field is read as an attribute, and given as a keyword.
+                fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
+                foreign |= {field.id for field in fields if isinstance(field, ast.Name)}
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not _is_method(tree, node):
                 found.add(node.name)
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"globals", "locals", "vars", "eval"}:
                 return set()
