@@ -3,7 +3,8 @@
 What it finds
     A rank that ended (its script returned, called sys.exit, or was killed by a signal) while other ranks wait in a
     collective that it never entered. In the source: something that only some ranks made, and that is None on the
-    others, is used by all of them: an attribute or an item of it, arithmetic with it, a loop over it.
+    others, is used by all of them: an attribute or an item of it, arithmetic with it, a loop over it. Likewise a
+    variable or an attribute that only some ranks ever give a value.
 
 Why it is bad
     The others hang until the timeout, or fail with "Connection closed by peer", which hides which rank left first.
@@ -34,12 +35,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, RANKS, on_rank
+from ddpdoctor.source.interpreter.values import NONE, RANKS, Const, on_rank
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.torch_model.recorded_calls import ABSENT
+from ddpdoctor.source.torch_model.recorded_calls import ABSENT, UNASSIGNED
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -65,27 +66,36 @@ def in_source(script: Script) -> Iterator[Finding]:
     projection = whole_projection(script)
     seen: set[tuple[str, str, str]] = set()
     for event in projection.in_course("call") if is_distributed(projection) else ():
-        if event.name != ABSENT:
+        if event.name not in (ABSENT, UNASSIGNED):
             continue
         name = event.module.excerpt(event.node)
         place = (str(event.module.path), event.function, name)
         if place not in seen:
             seen.add(place)
             absent, there = _parted(event)
+            s = "s" if there.bit_count() == 1 else ""
+            title = f"only {ranks_text(there)} give{s} `{name}` a value: {ranks_text(absent)} fail here"
+            if event.name == ABSENT:
+                goes = f"only {ranks_text(there)} go{'es' if s else ''} on"
+                title = f"`{name}` is None on {ranks_text(absent)}, where this fails, and {goes}"
+            remedy = f"Use it on {ranks_text(there)} only, or give it to all ranks first, as "
+            remedy += "dist.broadcast_object_list does."
+            if absent.bit_count() < there.bit_count():
+                remedy = f"Give it a value on {ranks_text(absent)} as well."
             yield CHECK.finding(
                 "source",
-                f"`{name}` is None on {ranks_text(absent)}, where this fails, and only {ranks_text(there)} "
-                f"{'goes' if there.bit_count() == 1 else 'go'} on",
-                remedy=f"Use it on {ranks_text(there)} only, or give it to all ranks first, as "
-                "dist.broadcast_object_list does.",
+                title,
+                remedy=remedy,
                 locations=event.location,
                 because=((f"this call chain leads {ranks_text(event.ranks)} here", event),),
             )
 
 
 def _parted(event: Event) -> tuple[int, int]:
-    """Return the masks of the ranks that have None and of those that have something."""
+    """Return the masks of the ranks that have None, or nothing, and of those that have something."""
     value = event.positional[0]
+    if event.name == UNASSIGNED and isinstance(value, Const) and isinstance(value.value, int):
+        return value.value, event.ranks & ~value.value
     here = [rank for rank in RANKS if event.ranks >> rank & 1]
     absent = sum(1 << rank for rank in here if on_rank(value, rank) == NONE)
     return absent, event.ranks & ~absent

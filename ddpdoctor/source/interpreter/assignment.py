@@ -55,7 +55,7 @@ def scope_of(machine: Machine, name: str) -> int:
     return frame.scope
 
 
-def _scope_that_holds(machine: Machine, name: str) -> int:
+def scope_that_holds(machine: Machine, name: str) -> int:
     """Return the scope of the variable that a name stands for here."""
     frame = machine.frames[-1]
     scopes = (*frame.scopes, machine.scope_modules[frame.module.name])
@@ -163,7 +163,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         changed = DictValue(tuple(entries.items()))
         if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
             # A registry, which is often filled by a decorator, far from where its name belongs.
-            machine.assign(_scope_that_holds(machine, target.value.id), target.value.id, changed)
+            machine.assign(scope_that_holds(machine, target.value.id), target.value.id, changed)
         else:
             assign_to(machine, target.value, changed)
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):

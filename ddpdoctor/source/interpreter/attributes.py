@@ -324,9 +324,7 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
     """Return whether an object certainly has no attribute of a name: its class is read, and nothing ever sets it."""
     if not isinstance(value, Instance) or machine.store.get(value.number, name) is not None:
         return False
-    if class_attribute(machine, value.cls, name) is not None or class_attribute(machine, value.cls, "__getattr__"):
-        return False
-    if not all(isinstance(base, ProjectClass) for base in bases_of(machine, value.cls)):
+    if not owns_attributes(machine, value.cls, name):
         return False
     return not any(
         node.attr == name and isinstance(node.ctx, ast.Store)
@@ -334,6 +332,27 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
         if name in module.words
         for node in module.index.of(ast.Attribute)
     ) and not _declares(value.cls, name)
+
+
+# Bases that give no object an attribute of which its class does not know.
+_PLAIN_BASES = frozenset({"builtins.object", "abc.ABC", "torch.nn.Module", "torch.utils.data.Dataset"})
+
+
+def owns_attributes(machine: Machine, cls: ProjectClass, name: str) -> bool:
+    """Return whether an attribute of this name is there only once something sets it: not by the class or its bases."""
+    if class_attribute(machine, cls, name) is not None or class_attribute(machine, cls, "__getattr__") is not None:
+        return False
+    plain = (isinstance(base, External) and base.name in _PLAIN_BASES for base in bases_of(machine, cls))
+    return all(
+        known or isinstance(base, ProjectClass) for known, base in zip(plain, bases_of(machine, cls), strict=True)
+    )
+
+
+def makers_of(machine: Machine, value: Value, name: str) -> int | None:
+    """Return the mask of the ranks that gave an object an attribute which it has from nowhere else; None of all."""
+    if not isinstance(value, Instance) or not owns_attributes(machine, value.cls, name):
+        return None
+    return machine.store.makers(value.number, name)
 
 
 def _declares(cls: ProjectClass, name: str) -> bool:

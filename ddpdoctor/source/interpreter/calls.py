@@ -11,7 +11,7 @@ from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
-from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, Origins, bound, signature_of
+from ddpdoctor.source.interpreter.scopes import ARGUMENTS, NEVER, CallFrame, Origins, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -249,7 +249,7 @@ def construct(
             make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
     if cls.node.bases:
         _note_preparation(machine, node, cls, positional, named, complete)
-    machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
+    machine.assign(instance.number, ARGUMENTS, derived([*positional, *named.values()]))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 
 
@@ -327,7 +327,7 @@ def call_function(
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
     frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
-    frame.owner, frame.on_yield, frame.origins = function, on_yield, origins
+    frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.interpreter.assignment import item_at, one_of_callables, scope_of
-from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, text_of
+from ddpdoctor.source.interpreter.assignment import item_at, one_of_callables, scope_of, scope_that_holds
+from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     External,
     ExternalObject,
     Function,
+    Instance,
     OneOf,
     PerRank,
     ProjectModule,
@@ -51,7 +52,7 @@ from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, s
 from ddpdoctor.source.ranks.rank_local_values import FORM, MEMBERS, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute
+from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned
 from ddpdoctor.source.vocabulary import DISTRIBUTION_ATTRIBUTES, DISTRIBUTION_NAMES
 
 ENVIRONMENT = External("os.environ")
@@ -99,6 +100,8 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     known = names.get(name) if names is not None and name not in frame.globals else None
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
+    if name in machine.store.partly:
+        note_unassigned(machine, node, scope_that_holds(machine, name), name)
     if isinstance(value, PerRank) and machine.mask in _ONE_OF_EACH_NODE:
         return as_made(value, machine.mask)
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
@@ -118,6 +121,9 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
     kind = owner.__class__
     if kind is PerRank:
         note_absent(machine, inner, owner)
+    elif isinstance(owner, Instance):
+        if name in machine.store.partly and owns_attributes(machine, owner.cls, name):
+            note_unassigned(machine, node, owner.number, name)
     elif kind is ExternalObject:
         note_attribute(machine, node, name, owner)
     elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:

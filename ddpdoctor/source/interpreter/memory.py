@@ -217,8 +217,12 @@ class Memory:
         """Give a name a value on the ranks that run the present statement."""
         if self.mask == ALL_RANKS & ~self.gone or (self.mask == ALL_RANKS & ~1 & ~self.gone and is_agreed(value)):
             # What the others take from a broadcast is what rank 0 put into it: `if rank != 0: stop = box[0]`.
+            if name in self.store.partly:
+                self.store.note_makers(owner, name, ALL_RANKS)
             self.store.write((owner, name), value)
         else:
+            if self.mask != self.frames[-1].entry or owner != self.frames[-1].scope:
+                self.store.note_makers(owner, name, self.mask)
             self.store.set(owner, name, value, self.mask)
 
     def held(self, node: ast.AST) -> Value:

@@ -68,6 +68,8 @@ Cell = tuple[int, str]
 """A scope or an object by its number, and a name in it."""
 
 
+ARGUMENTS = "__arguments__"
+"""Name, among the attributes of an object, of what its construction was given."""
 NEVER = 1 << 60
 """Larger than any number of a scope."""
 
@@ -109,6 +111,10 @@ SIZES = frozenset({"world-size", "local-world-size", "device-count"})
 _DEVICES = frozenset({("device-count", 0)})
 
 
+# Before a name, that of the cell which holds the mask of the ranks that gave it a value: no name begins so.
+_MAKERS = "?"
+
+
 class Store:
     """Values by scope and name."""
 
@@ -124,6 +130,8 @@ class Store:
         """Names that held nothing but the number of a node's devices."""
         self.too_large: set[str] = set()
         """Names whose values were given up because they grew without bound."""
+        self.partly: set[str] = set()
+        """Names that some ranks alone gave a value where they had none: see ``makers``."""
         self.oldest_written = NEVER
         """Smallest number of a scope or object that was written since this was set to ``NEVER``."""
 
@@ -142,7 +150,23 @@ class Store:
 
     def names(self, owner: int) -> tuple[str, ...]:
         """Return the names in a scope or of an object's attributes, in the order of their first assignment."""
-        return tuple(self.owners.get(owner, ()))
+        names = tuple(self.owners.get(owner, ()))
+        return tuple(name for name in names if name[:1] != _MAKERS) if self.partly else names
+
+    def makers(self, owner: int, name: str) -> int | None:
+        """Return the mask of the ranks that gave a name a value, where it had none; None where any rank may have."""
+        known = self.get(owner, _MAKERS + name) if name in self.partly else None
+        return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
+
+    def note_makers(self, owner: int, name: str, ranks: int) -> None:
+        """Note that the ranks of a mask give a name a value, before they do."""
+        known = self.makers(owner, name)
+        if known is None and (ranks == ALL_RANKS or self.get(owner, name) is not None):
+            if name in self.partly and self.get(owner, _MAKERS + name) is not None:
+                self.write((owner, _MAKERS + name), UNIFORM)
+            return
+        self.partly.add(name)
+        self.write((owner, _MAKERS + name), Const(ranks | (known or 0)))
 
     @property
     def depth(self) -> int:
@@ -185,7 +209,9 @@ class Store:
     def merge(self, written: Mapping[Cell, Value], varying: bool = False) -> None:
         """Join values that a path left behind with the present ones."""
         for cell, value in written.items():
-            self.write(cell, join(self.get(*cell), value, varying))
+            base = self.get(*cell)
+            if base is None or cell[1][:1] != _MAKERS:  # In the first turn a name has no value, whatever later ones do.
+                self.write(cell, join(base, value, varying))
 
     def merge_arms(self, arms: Sequence[tuple[Mapping[Cell, Value], int]], varying: bool) -> None:
         """Join what alternative paths wrote; each comes with the mask of the ranks that reached its end."""
@@ -200,7 +226,11 @@ class Store:
         alike = len({ranks for _, ranks in arms}) == 1
         for cell in cells:
             base = self.get(*cell)
-            if alike:
+            if cell[1][:1] == _MAKERS and any(
+                (cell[0], cell[1][1:]) in written and cell not in written for written, _ in arms
+            ):
+                value: Value = UNIFORM  # Another arm gives the name a value on all of its ranks.
+            elif alike:
                 value = self._joined([written.get(cell, base) for written, _ in arms], varying)
             else:
                 value = per_rank([self._joined_lane(cell, base, arms, rank, varying) for rank in RANKS])
@@ -279,6 +309,8 @@ class CallFrame:
         self.on_yield: Callable[[Value], None] | None = None
         self.yielded: Value | None = None
         """What a generator gives for any of its items, unless ``on_yield`` takes them."""
+        self.entry = ALL_RANKS
+        """Mask of the ranks that make the call."""
         self.owner: Function | None = None
         self.origins = NO_ORIGINS
         """What the arguments of the call come from."""

@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.attributes import (
     guess_from_name,
     items_of,
     lacks,
+    makers_of,
     named_like,
     promised_by_name,
 )
@@ -26,6 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
     NONE,
     OPAQUE,
+    RANKS,
     SYNCHRONISED,
     UNIFORM,
     BoundMethod,
@@ -51,7 +53,9 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     never_none,
+    on_rank,
     options_of,
+    per_rank,
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import SHARE
@@ -103,6 +107,8 @@ def has_attribute(machine: Machine, node: ast.AST, positional: list[Value], name
     name = constant(positional[1]) if len(positional) == 2 else None
     if not isinstance(name, str):
         return derived(positional[:1])
+    if (makers := makers_of(machine, positional[0], name)) is not None:
+        return per_rank([Const(bool(makers >> rank & 1)) for rank in RANKS])
     return by_rank(lambda value: _of_options(value, lambda option: _has(machine, option, name)), positional[0])
 
 
@@ -548,6 +554,8 @@ def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], nam
         if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):
             return positional[2]
         value = guess_from_name(machine, name, attribute_of(machine, positional[0], name))
+        if len(positional) == 3 and (makers := makers_of(machine, positional[0], name)) is not None:
+            return per_rank([on_rank(value if makers >> rank & 1 else positional[2], rank) for rank in RANKS])
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)

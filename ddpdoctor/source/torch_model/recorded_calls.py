@@ -8,10 +8,13 @@ from functools import lru_cache
 
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.attributes import base_names
+from ddpdoctor.source.interpreter.scopes import ARGUMENTS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
     NONE,
     RANKS,
+    Const,
     External,
     ExternalObject,
     Function,
@@ -197,13 +200,36 @@ def note_absent(machine: Machine, node: ast.AST, value: Value) -> None:
 
     Not where a condition of unknown origin may keep these ranks out, nor where a failure is caught.
     """
-    if value.__class__ is not PerRank or machine.quiet or machine.trying or machine.in_parent:
-        return
-    if any(not isinstance(one, Unknown) or one.varying or one.opaque for one in machine.deciding):
+    if value.__class__ is not PerRank or not _is_certain(machine):
         return
     here = [on_rank(value, rank) for rank in RANKS if machine.mask >> rank & 1]
     if NONE in here and any(one != NONE for one in here):
         machine.note("call", ABSENT, node, [value])
+
+
+UNASSIGNED = "use of a name without a value"
+"""Name of the calls that stand for the use of a variable, or an attribute, that only some of the ranks gave a value."""
+
+
+def note_unassigned(machine: Machine, node: ast.AST, owner: int, name: str) -> None:
+    """Note that ranks use a variable or an attribute that some of them never gave a value, as ``note_absent`` does.
+
+    One of the first two is such a rank: a job of two has no ranks 2 and 3 that need the name.
+    """
+    made = machine.store.makers(owner, name)
+    whole = machine.store.makers(owner, ARGUMENTS)  # Of an object, the ranks that made it.
+    if made is None or "locals" in machine.frame.module.words:
+        return
+    absent = machine.mask & (ALL_RANKS if whole is None else whole) & ~made
+    if absent & 0b11 and machine.mask & made and _is_certain(machine):
+        machine.note("call", UNASSIGNED, node, [Const(absent)])
+
+
+def _is_certain(machine: Machine) -> bool:
+    """Return whether the present ranks come here, and a failure is not caught."""
+    if machine.quiet or machine.trying or machine.in_parent:
+        return False
+    return all(isinstance(one, Unknown) and not one.varying and not one.opaque for one in machine.deciding)
 
 
 def note_own_step(
