@@ -9,6 +9,7 @@ from functools import reduce
 from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    MEMBERS,
     NONE,
     UNIFORM,
     BoundMethod,
@@ -24,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
     ProjectModule,
     SequenceValue,
+    Tag,
     TensorSize,
     Unknown,
     Value,
@@ -154,7 +156,9 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         # Containers have no identity: another name of this one still shows what it held before.
         machine.agreed_items.update(number for kind, number in tags_of(container) if kind == "batch")
     key = constant(index)
-    if isinstance(container, DictValue) and key is not ...:
+    if _has_own_keys(container, index):
+        assign_to(machine, target.value, Unknown(True, False, derived((value, index)).tags | {MEMBERS}))
+    elif isinstance(container, DictValue) and key is not ...:
         entries = dict(container.entries)
         known = entries.get(key)
         if known == value and type(constant(value)) is type(constant(known or NONE)):
@@ -169,6 +173,19 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         mixture = derived((container, value), held := parts_held(machine, value))
         assign_to(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)
+
+
+# What a rank's own keys come from: its data, or its draws.
+_OWN_KEYS = frozenset({"batch", "ddp", "random"})
+GROWING: Tag = ("growing", 0)
+"""Of a dict that has each key only once something asks for it."""
+
+
+def _has_own_keys(container: Value, key: Value) -> bool:
+    """Return whether the keys of a dict, which is empty until then, are what a rank's own data hold."""
+    if not is_varying(key) or not any(kind in _OWN_KEYS for kind, _ in tags_of(key)):
+        return False
+    return container == DictValue(()) or (isinstance(container, Unknown) and GROWING in container.tags)
 
 
 def forget(machine: Machine, target: ast.expr) -> None:
@@ -215,6 +232,8 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             mutated = _mutated(machine, receiver, name, _given(node, arguments))
+            if name == "setdefault" and arguments and _has_own_keys(receiver, arguments[0]):
+                mutated = Unknown(True, False, derived(arguments).tags | {MEMBERS})
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM

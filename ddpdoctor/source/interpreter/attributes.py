@@ -369,6 +369,8 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     if name == "param_groups" and value.name.startswith("torch.optim."):
         return Unknown(tags=frozenset({("param-groups", value.number)}))
     made = machine.object(value)
+    if made is not None and isinstance(kept := made.named.get(name), PerRank):
+        return kept  # `SimpleNamespace(first=rank == 0).first`: classes keep an argument under its name.
     if made is None or name not in _KEPT_ARGUMENTS:
         return BoundMethod(value, name)
     if value.name == DDP and name == "module":

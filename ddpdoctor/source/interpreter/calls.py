@@ -267,7 +267,7 @@ def _fields(
     declared = (node for one in reversed(made) for node in one.node.body if isinstance(node, ast.AnnAssign))
     names = list(dict.fromkeys(node.target.id for node in declared if isinstance(node.target, ast.Name)))
     defaults = {name: class_attribute(machine, cls, name) for name in names}
-    varying = {name: value for name, value in defaults.items() if isinstance(value, PerRank)}
+    varying = {name: value for name, value in defaults.items() if value is not None and is_varying(value)}
     return {**varying, **dict(zip(names, positional, strict=False)), **named}
 
 

@@ -14,6 +14,7 @@ from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, f
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     FALSE,
+    MEMBERS,
     OPAQUE,
     RANKS,
     TRUE,
@@ -49,7 +50,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, MEMBERS, decided, extent_of
+from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned

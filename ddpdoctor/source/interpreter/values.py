@@ -27,6 +27,8 @@ Tag: TypeAlias = "tuple[str, int]"
 """What a value comes from: ``("batch", loader)``, ``("ddp", wrap)``, ``("world-size", 0)``."""
 TASK_COUNT: Tag = ("task-count", 0)
 """Of the number of tasks that a cluster's launcher has started, where each of them spawns ranks."""
+MEMBERS: Tag = ("members", 0)
+"""Of a collection with a length that depends on what is in it."""
 
 
 class Const(msgspec.Struct, frozen=True):

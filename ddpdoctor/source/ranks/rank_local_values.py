@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    MEMBERS,
     UNIFORM,
     BoundMethod,
     Const,
@@ -55,8 +56,6 @@ UNREAD_ITEM: Tag = ("item", 0)
 """Of an item of something that was not followed: of what feeds a DDP model each rank has its own."""
 TRAINED_ITEM: Tag = ("item", 1)
 """Of such an item in a loop that trains a model for ranks."""
-MEMBERS: Tag = ("members", 0)
-"""Of a collection with a length that depends on what is in it."""
 DRAWN_FROM_STORE: Tag = ("store", 0)
 """Of a number that a rank drew from a counter in a store: no other rank gets the same."""
 LISTED: Tag = ("files", 1)

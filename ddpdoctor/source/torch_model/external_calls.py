@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite, scope_of
+from ddpdoctor.source.interpreter.assignment import GROWING, adopts_variables, container_method, overwrite, scope_of
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.imports import import_by_name
 from ddpdoctor.source.interpreter.operators import BUILTIN_CALLS
@@ -528,7 +528,40 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
+def _class_of_fields(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return the class that ``namedtuple`` and the like make: one of fields, in their order."""
+    given = positional[1] if len(positional) > 1 else named.get("field_names", named.get("fields", UNIFORM))
+    names = constant(given)
+    if isinstance(given, SequenceValue) and not given.open:
+        names = [constant(one.values[0] if isinstance(one, SequenceValue) else one) for one in given.values]
+    fields = names.replace(",", " ").split() if isinstance(names, str) else names
+    if not isinstance(fields, list) or not all(isinstance(one, str) and one.isidentifier() for one in fields):
+        return derived([*positional, *named.values()])
+    return ProjectClass(_made_class(node, tuple(fields)), machine.frame.module.name, machine.object_number(node))
+
+
+@lru_cache(maxsize=1_024)
+def _made_class(node: ast.AST, fields: tuple[str, ...]) -> ast.ClassDef:
+    lines = ["@dataclass", "class Fields:", *(f"    {field}: object" for field in fields), "    pass"]
+    made = ast.parse("\n".join(lines)).body[0]
+    assert isinstance(made, ast.ClassDef)
+    return ast.copy_location(made, node)
+
+
+def _field(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return the default of a field of a dataclass, made by its factory where it has one."""
+    factory = named.get("default_factory")
+    if isinstance(factory, (Function, ProjectClass, External)):
+        return machine.apply(machine, node, factory, [], {})
+    return named.get("default", UNIFORM)
+
+
 _SPECIAL: dict[str, Handler] = {
+    **dict.fromkeys(("collections.namedtuple", "typing.NamedTuple", "dataclasses.make_dataclass"), _class_of_fields),
+    "dataclasses.field": _field,
+    "collections.defaultdict": lambda machine, node, positional, named, complete: Unknown(
+        opaque=True, tags=frozenset({GROWING})
+    ),
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
