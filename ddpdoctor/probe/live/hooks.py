@@ -347,7 +347,9 @@ class Training:
                     if forwards >= reducer.next_look:
                         looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
-                    nonfinite.forward_begins(ddp)
+                    newest, closer = nonfinite.newest, nonfinite.waiting or nonfinite.places
+                    if closer is not None or newest is None or newest.ddp() is not ddp:
+                        nonfinite.forward_begins(ddp)
                 else:
                     keep((observer.course.forward_began, False, ddp.training, _now_ns()))
                     observer.moments.make_room()
@@ -402,7 +404,9 @@ class Training:
                     observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
-                        nonfinite.backward_ended()
+                        newest = nonfinite.newest
+                        if newest is not None and newest.streak:
+                            nonfinite.backward_ended()
                         if raised:
                             reductions.backward_is_over()
                         if observer.on_device:
@@ -436,7 +440,9 @@ class Training:
                     training._device_ends(OPTIMIZER)  # before the step may be over
                 nonfinite.stepped(optimizer)
                 if not nonfinite.is_over:  # The bits of a NaN are no one's.
-                    digests.stepped()
+                    digests.steps += 1
+                    if digests.steps >= digests.next_look:
+                        digests.look()
                 keep((step_ended, identity, ended_ns))
                 if identity not in sizes.measured:
                     sizes.stepped(optimizer)
