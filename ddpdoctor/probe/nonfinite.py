@@ -12,7 +12,6 @@ import ctypes
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import ref
 
@@ -57,20 +56,16 @@ _LARGEST = -1 if sys.byteorder == "little" else 0
 
 
 class Sample:
-    """One parameter of a module on the CPU, with its gradient.
+    """One parameter of a module on the CPU, read where it lies, as its gradient is: operations of torch take longer."""
 
-    Numbers are read where they lie: between two steps of training two operations of torch take more than twice as long.
-    """
-
-    __slots__ = ("_address", "_bytes", "_gradient_at", "_high", "_kind", "_size", "parameter")
+    __slots__ = ("_address", "_bytes", "high", "kind", "parameter", "size")
 
     def __init__(self, parameter: Any) -> None:
         self.parameter: Callable[[], Any] = ref(parameter)
-        self._kind, count = parameter.dtype, parameter.numel()
-        self._size = size = _SIZES.get(str(self._kind), 0)
-        self._high = slice(_LARGEST % size, None, size) if size else slice(0)
-        reads = size and count <= GRADIENTS_READ
-        self._gradient_at: Any = (ctypes.c_char * (count * size)).from_address if reads else None
+        self.kind = parameter.dtype
+        self.size = _SIZES.get(str(self.kind), 0)
+        self.high = slice(_LARGEST % self.size, None, self.size) if self.size else slice(0)
+        """The largest byte of each number."""
         self._address, self._bytes = 0, in_place(parameter, ctypes.c_char, 0)
 
     def is_broken(self) -> bool:
@@ -78,23 +73,14 @@ class Sample:
         parameter = self.parameter()
         if parameter is None or not parameter.is_cpu:
             return False
-        if self._size and parameter.dtype is self._kind:
+        if self.size and parameter.dtype is self.kind:
             address = parameter.data_ptr()
             if address != self._address:  # at the first look, and where it has been given other memory
-                self._address, self._bytes = address, in_place(parameter, ctypes.c_char, VALUES_READ * self._size)
-            high = self._bytes.raw[self._high]
+                self._address, self._bytes = address, in_place(parameter, ctypes.c_char, VALUES_READ * self.size)
+            high = self._bytes.raw[self.high]
             if 0x7F not in high and 0xFF not in high:
                 return False
         return not is_finite(parameter)
-
-    def may_have_broken(self, gradient: Any) -> bool:
-        """Return whether to look closer at its gradient, which has just been made."""
-        if self._gradient_at is None or gradient.dtype is not self._kind:
-            return True
-        if not gradient.is_cpu or not gradient.is_contiguous():
-            return True
-        high = self._gradient_at(gradient.data_ptr()).raw[self._high]
-        return 0x7F in high or 0xFF in high
 
 
 class Followed:
@@ -141,14 +127,14 @@ class NonFinite:
         self._newest_batch = newest_batch
         self._step = step
         self._every_gradient = every_gradient
-        self._sequence: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+        self.sequence: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
         self._followed: dict[int, Followed] = {}
-        self._samples: list[Sample] = []
+        self.samples: list[Sample] = []
         """One of each module that has a parameter to sample."""
         self.newest: Optional[Followed] = None
         """Whose forward was the newest that records gradients."""
         self._backwards = 0
-        self._held: list[dict[str, Any]] = []
+        self.held: list[dict[str, Any]] = []
         self._packs = False
         """Saved tensors pass through hooks of the script or a library: to look at them would call these."""
         self._parts: tuple[Any, ...] = ()
@@ -204,8 +190,10 @@ class NonFinite:
         """Remember the tensors of a batch, for as long as the script holds them."""
         kind = type(batch)
         parts = batch if kind is list or kind is tuple else batch.values() if kind is dict else (batch,)
-        tensor = self._torch.Tensor
-        self._parts = tuple([ref(part) for part in parts if isinstance(part, tensor)])
+        try:
+            self._parts = tuple(map(ref, parts))
+        except TypeError:  # What is no tensor may not be referred to.
+            self._parts = tuple([ref(part) for part in parts if isinstance(part, self._tensor)])
 
     def forward_begins(self, ddp: Any) -> None:
         """Begin a forward that records gradients."""
@@ -217,14 +205,14 @@ class NonFinite:
             self.places.close()
             self.places = None
         if self.waiting is not None and self.waiting["wrap"] == followed.number:
-            self.places = Places(self._torch, ddp.module, self._sequence)
+            self.places = Places(self._torch, ddp.module, self.sequence)
 
     def forward_ended(self) -> None:
         """End it, by an exception or not."""
         newest = self.newest
         if newest is None:
             return
-        newest.until = self._sequence()
+        newest.until = self.sequence()
         if self.places is not None:
             self.places.close()
 
@@ -238,9 +226,10 @@ class NonFinite:
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
             if type(root) is not self._tensor and not _is_plain(root):
                 continue
-            if root.numel() != 1 or not root.is_floating_point() or not (root.is_cpu or _is_plain(root)):
+            is_here = root.is_cpu
+            if (root.dim() and root.numel() != 1) or not (is_here or _is_plain(root)):
                 continue
-            if not root.is_cpu:
+            if not is_here:
                 self._later(self._on_device.put(root.detach(), self._backwards, self._step))
             else:
                 value = root.item()
@@ -251,52 +240,66 @@ class NonFinite:
     def backward_ended(self) -> None:
         """End a backward; one that left nothing behind ends a streak."""
         newest = self.newest
-        if newest is not None and newest.streak and not (self._held and self._held[-1]["backward"] == self._backwards):
+        if newest is not None and newest.streak and not (self.held and self.held[-1]["backward"] == self._backwards):
             newest.streak = 0
 
     def stepped(self, optimizer: Any) -> None:
         """Look at parameters after the step of an optimizer."""
         if self.is_over:
             return
-        if (self._held or any(map(Sample.is_broken, self._samples))) and not self._parameters_broke(optimizer):
+        if (self.held or any(map(Sample.is_broken, self.samples))) and not self._parameters_broke(optimizer):
             # Another optimizer may yet step with what this backward has left.
-            self._held = [row for row in self._held if row["backward"] == self._backwards]
+            self.held = [row for row in self.held if row["backward"] == self._backwards]
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
         self._later(self._on_device.take(wait=True))
-        if not self.is_over and (self._held or any(map(Sample.is_broken, self._samples))):
+        if not self.is_over and (self.held or any(map(Sample.is_broken, self.samples))):
             self._parameters_broke()
 
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)
         followed = Followed(-1 if number is None else number, ddp)
         self._followed[id(ddp)] = followed
-        self._samples = [one.sample for one in self._followed.values() if one.sample is not None]
+        self.samples = [one.sample for one in self._followed.values() if one.sample is not None]
         trained = [one for one in ddp.module.parameters() if one.requires_grad and _is_plain(one)]
         trained = trained if self._every_gradient else []
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
         sampled = [] if followed.sample is None else [followed.sample.parameter()]
 
-        def arrived(sample: Sample, parameter: Any) -> None:
-            # DDP takes the gradient for the reduction after this: it is still this rank's own.
-            try:
-                if not self.is_over and not is_compiling() and sample.may_have_broken(parameter.grad):
-                    value = float(parameter.grad.sum())
+        def follow(parameter: Any) -> None:
+            sample, count = Sample(parameter), parameter.numel()
+            reads = sample.size and count <= GRADIENTS_READ
+            read = (ctypes.c_char * (count * sample.size)).from_address if reads else None
+            kind, high = sample.kind, sample.high
+
+            def arrived(parameter: Any) -> None:
+                # DDP takes the gradient for the reduction after this: it is still this rank's own.
+                try:
+                    if self.is_over or is_compiling():
+                        return
+                    gradient = parameter.grad
+                    if read and gradient.dtype is kind and gradient.is_cpu and gradient.is_contiguous():
+                        largest = read(gradient.data_ptr()).raw[high]
+                        if 0x7F not in largest and 0xFF not in largest:
+                            return
+                    value = float(gradient.sum())
                     if value - value != 0:
                         self._journal.guarded(self._gradient_came, followed, parameter, value, harms=("nonfinites",))
-            except Exception as error:
-                self.is_over = True
-                self._journal.event("probe_fault", where="gradient", text=repr(error), harms=["nonfinites"])
+                except Exception as error:
+                    self.is_over = True
+                    self._journal.event("probe_fault", where="gradient", text=repr(error), harms=["nonfinites"])
+
+            parameter.register_post_accumulate_grad_hook(arrived)
 
         for parameter in trained or sampled:
             if parameter.device.type == "cpu" and hasattr(parameter, "register_post_accumulate_grad_hook"):
-                parameter.register_post_accumulate_grad_hook(partial(arrived, Sample(parameter)))
+                follow(parameter)
         return followed
 
     def _gradient_came(self, followed: Followed, parameter: Any, value: float) -> None:
-        if self._held and self._held[-1]["backward"] == self._backwards:
+        if self.held and self.held[-1]["backward"] == self._backwards:
             return  # The loss was not finite either, or another gradient before this one.
         if is_finite(parameter.grad):
             return  # Their sum alone is too large.
@@ -323,11 +326,11 @@ class NonFinite:
             elif kind == "gradient":
                 row["parameters"] = self._first_gradients(newest)
         self._spent_s += time.monotonic() - begun_s
-        self._held = [*self._held[1 - HELD :], row]
+        self.held = [*self.held[1 - HELD :], row]
         if broken:
             self._write()
         elif newest.streak == STREAK:
-            self._held = [dict(self._held[-1], streak=STREAK)]
+            self.held = [dict(self.held[-1], streak=STREAK)]
             self._write()
         elif row.get("near") and not row["in_loss"] and not self._is_compiled(newest):
             self.waiting = row
@@ -358,18 +361,18 @@ class NonFinite:
             groups = () if optimizer is None else optimizer.param_groups
             row["learning_rates"] = [str(float(group["lr"])) for group in groups if "lr" in group][:MOST_NAMES]
             row["gradients_finite"] = all(map(is_finite, known)) if len(known) == len(broken) else None
-            self._held.append(row)
+            self.held.append(row)
             self._write()
             return True
         return False
 
     def _write(self) -> None:
         """Write what is held; nothing more is to be learned once parameters are not finite."""
-        self.is_over = self.is_over or any(row["kind"] == "parameter" for row in self._held)
-        for row in self._held:
+        self.is_over = self.is_over or any(row["kind"] == "parameter" for row in self.held)
+        for row in self.held:
             self._journal.event("nonfinite", **row)
             row["is_written"] = True
-        self._held = []
+        self.held = []
 
     def _later(self, found: Optional[tuple[int, int]]) -> None:
         """Take in that a loss on a device was not finite, some backwards ago."""
@@ -378,9 +381,9 @@ class NonFinite:
             return
         row = self._row("loss", float("nan"), newest)
         row.update(backward=found[0], step=found[1])
-        self._held = [row]
+        self.held = [row]
         if not self._parameters_broke():
-            self._held = []
+            self.held = []
 
     def _broken(self, followed: Followed) -> list[str]:
         module = followed.module()
@@ -396,12 +399,13 @@ class NonFinite:
     def _batch_of(self, followed: Followed) -> dict[str, Any]:
         """Return where the newest batch came from, whether it is finite, and which of its samples are not."""
         batch = self._newest_batch()
-        parts = [part for part in (one() for one in self._parts) if part is not None]
+        living = [part for part in (one() for one in self._parts) if part is not None]
+        parts = [part for part in living if isinstance(part, self._tensor)]
         floating = [part for part in parts if part.is_floating_point()]
         rows = sorted({row for part in floating for row in _bad_rows(part)})
         known = batch.indices if len(batch.indices) > max(rows, default=0) else ()
         samples = [known[row] for row in rows if known][:MOST_SAMPLES]
-        finite: Optional[bool] = not rows if parts and len(parts) == len(self._parts) else False if rows else None
+        finite: Optional[bool] = not rows if parts and len(living) == len(self._parts) else False if rows else None
         return {
             "pass_ordinal": batch.ordinal,
             "batch": batch.batch,

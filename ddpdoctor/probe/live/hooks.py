@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
-from ..nonfinite import NonFinite
+from ..nonfinite import NonFinite, Sample
 from ..observed import OptimizerSizes, follow_reads, user_reader
 from ..torch_compat import Capabilities
 from ..user_code import leave_no_frame
@@ -317,6 +317,7 @@ class Training:
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
         forward_began, getframe, nonfinite = reductions.forward_began, sys._getframe, self._nonfinite
+        sequence = nonfinite.sequence
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -368,7 +369,11 @@ class Training:
                 try:
                     keep((phase_ended, _now_ns()))
                     if reducer is not None:
-                        nonfinite.forward_ended()
+                        newest = nonfinite.newest
+                        if newest is None or nonfinite.places is not None:
+                            nonfinite.forward_ended()
+                        else:
+                            newest.until = sequence()
                     if looked and reducer is not None:
                         training._look_at_forward_end(ddp, reducer, _now_ns())
                 except Exception as error:
@@ -418,7 +423,7 @@ class Training:
 
     def _hook_optimizers(self, optimizers: Any) -> None:
         training, observer, sizes, nonfinite = self, self._observer, self._sizes, self._nonfinite
-        digests = self._digests
+        digests, is_broken = self._digests, Sample.is_broken
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
         def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
@@ -438,7 +443,8 @@ class Training:
                 ended_ns, identity = _now_ns(), id(optimizer)
                 if observer.on_device:
                     training._device_ends(OPTIMIZER)  # before the step may be over
-                nonfinite.stepped(optimizer)
+                if nonfinite.held or (not nonfinite.is_over and any(map(is_broken, nonfinite.samples))):
+                    nonfinite.stepped(optimizer)
                 if not nonfinite.is_over:  # The bits of a NaN are no one's.
                     digests.steps += 1
                     if digests.steps >= digests.next_look:
