@@ -30,6 +30,8 @@ AMONG_FIRST = 8
 """The parameter that is sampled is among so many first ones: what goes wrong in a backward goes on to them."""
 VALUES_READ = 16
 """Of that parameter after each step: 64 bytes of float32, as much as a processor fetches at once."""
+GRADIENTS_READ = 2_048
+"""Numbers of a gradient that are read in place: more of them torch adds up faster."""
 EXAMINED_SHARE = 0.005
 """Of the time that has passed may go into looking closer, beyond the first second of it."""
 _INPUTS = frozenset(
@@ -48,41 +50,43 @@ class Batch(NamedTuple):
     """Of its samples in the data set, in the order of its rows."""
 
 
+_SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.bfloat16": 2}
+"""Bytes of a number, the largest of which has seven bits of the exponent: all are set in NaN, inf and large numbers."""
+_LARGEST = -1 if sys.byteorder == "little" else 0
+
+
 class Sample:
-    """One parameter of a module on the CPU.
+    """One parameter of a module on the CPU, read where it lies, as its gradient is: operations of torch take longer."""
 
-    Between two steps of training it takes three operations of torch two and a half times as long to sum a vector of 352
-    numbers as it takes to read 16 of them in place (torch 2.13).
-    """
-
-    __slots__ = ("_address", "_kind", "_values", "parameter")
+    __slots__ = ("_address", "_bytes", "high", "kind", "parameter", "size")
 
     def __init__(self, parameter: Any) -> None:
         self.parameter: Callable[[], Any] = ref(parameter)
-        self._kind = _NUMBERS.get(str(parameter.dtype))
-        self._address, self._values = 0, ()
+        self.kind = parameter.dtype
+        self.size = _SIZES.get(str(self.kind), 0)
+        self.high = slice(_LARGEST % self.size, None, self.size) if self.size else slice(0)
+        """The largest byte of each number."""
+        self._address, self._bytes = 0, in_place(parameter, ctypes.c_char, 0)
 
     def is_broken(self) -> bool:
         """Return whether it is no longer finite, by some of its numbers."""
         parameter = self.parameter()
         if parameter is None or not parameter.is_cpu:
             return False
-        if self._kind is None:
-            return not is_finite(parameter)
-        address = parameter.data_ptr()
-        if address != self._address:  # at the first look, and where it has been given other memory
-            self._address, self._values = address, in_place(parameter, self._kind, VALUES_READ)
-        value = sum(self._values)
-        return value - value != 0
-
-
-_NUMBERS = {"torch.float32": ctypes.c_float, "torch.float64": ctypes.c_double}
+        if self.size and parameter.dtype is self.kind:
+            address = parameter.data_ptr()
+            if address != self._address:  # at the first look, and where it has been given other memory
+                self._address, self._bytes = address, in_place(parameter, ctypes.c_char, VALUES_READ * self.size)
+            high = self._bytes.raw[self.high]
+            if 0x7F not in high and 0xFF not in high:
+                return False
+        return not is_finite(parameter)
 
 
 class Followed:
     """One DDP module."""
 
-    __slots__ = ("broken", "buffers", "ddp", "module", "names", "number", "sample", "since", "streak", "total")
+    __slots__ = ("broken", "buffers", "ddp", "module", "names", "number", "sample", "streak", "until")
 
     def __init__(self, number: int, ddp: Any) -> None:
         module = ddp.module
@@ -99,10 +103,8 @@ class Followed:
         self.sample = next((Sample(one) for one in fit), None)
         self.streak = 0
         """Backwards in a row that were not finite."""
-        self.since = 0
-        """Autograd's number when the newest forward began …"""
-        self.total = -1
-        """… and how many nodes it made."""
+        self.until = 0
+        """Autograd's number when the newest forward ended."""
 
 
 class NonFinite:
@@ -125,19 +127,20 @@ class NonFinite:
         self._newest_batch = newest_batch
         self._step = step
         self._every_gradient = every_gradient
-        self._sequence: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+        self.sequence: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
         self._followed: dict[int, Followed] = {}
-        self._samples: list[Sample] = []
+        self.samples: list[Sample] = []
         """One of each module that has a parameter to sample."""
-        self._newest: Optional[Followed] = None
+        self.newest: Optional[Followed] = None
+        """Whose forward was the newest that records gradients."""
         self._backwards = 0
-        self._held: list[dict[str, Any]] = []
+        self.held: list[dict[str, Any]] = []
         self._packs = False
         """Saved tensors pass through hooks of the script or a library: to look at them would call these."""
         self._parts: tuple[Any, ...] = ()
-        self._waiting: Optional[dict[str, Any]] = None
+        self.waiting: Optional[dict[str, Any]] = None
         """What a module is to be found for."""
-        self._places: Optional[Places] = None
+        self.places: Optional[Places] = None
         self._began_s = time.monotonic()
         self._spent_s = 0.0
         self._on_device = Delayed(torch)
@@ -187,44 +190,46 @@ class NonFinite:
         """Remember the tensors of a batch, for as long as the script holds them."""
         kind = type(batch)
         parts = batch if kind is list or kind is tuple else batch.values() if kind is dict else (batch,)
-        tensor = self._torch.Tensor
-        self._parts = tuple([ref(part) for part in parts if isinstance(part, tensor)])
+        try:
+            self._parts = tuple(map(ref, parts))
+        except TypeError:  # What is no tensor may not be referred to.
+            self._parts = tuple([ref(part) for part in parts if isinstance(part, self._tensor)])
 
     def forward_begins(self, ddp: Any) -> None:
         """Begin a forward that records gradients."""
         followed = self._followed.get(id(ddp))
         if followed is None or followed.ddp() is not ddp:
             followed = self._meet(ddp)
-        self._newest = followed
-        if self._places is not None:  # An exception has ended the forward that they are of.
-            self._places.close()
-            self._places = None
-        if self._waiting is not None and self._waiting["wrap"] == followed.number:
-            self._places = Places(self._torch, ddp.module, self._sequence)
-        followed.since = self._sequence()
+        self.newest = followed
+        if self.places is not None:  # An exception has ended the forward that they are of.
+            self.places.close()
+            self.places = None
+        if self.waiting is not None and self.waiting["wrap"] == followed.number:
+            self.places = Places(self._torch, ddp.module, self.sequence)
 
     def forward_ended(self) -> None:
         """End it, by an exception or not."""
-        newest = self._newest
+        newest = self.newest
         if newest is None:
             return
-        newest.total = self._sequence() - newest.since
-        if self._places is not None:
-            self._places.close()
+        newest.until = self.sequence()
+        if self.places is not None:
+            self.places.close()
 
     def backward_begins(self, roots: Any) -> None:
         """Look at the loss from which a backward starts."""
         self._backwards += 1
-        if self._places is not None:
+        if self.places is not None:
             self._journal.guarded(self._place, roots, harms=("nonfinites",))
-        if self.is_over or self._newest is None:
+        if self.is_over or self.newest is None:
             return
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
             if type(root) is not self._tensor and not _is_plain(root):
                 continue
-            if root.numel() != 1 or not root.is_floating_point() or not (root.is_cpu or _is_plain(root)):
+            is_here = root.is_cpu
+            if (root.dim() and root.numel() != 1) or not (is_here or _is_plain(root)):
                 continue
-            if not root.is_cpu:
+            if not is_here:
                 self._later(self._on_device.put(root.detach(), self._backwards, self._step))
             else:
                 value = root.item()
@@ -234,66 +239,76 @@ class NonFinite:
 
     def backward_ended(self) -> None:
         """End a backward; one that left nothing behind ends a streak."""
-        newest = self._newest
-        if newest is not None and newest.streak and not (self._held and self._held[-1]["backward"] == self._backwards):
+        newest = self.newest
+        if newest is not None and newest.streak and not (self.held and self.held[-1]["backward"] == self._backwards):
             newest.streak = 0
 
     def stepped(self, optimizer: Any) -> None:
         """Look at parameters after the step of an optimizer."""
         if self.is_over:
             return
-        if (self._held or self._samples_broke()) and not self._parameters_broke(optimizer):
+        if (self.held or any(map(Sample.is_broken, self.samples))) and not self._parameters_broke(optimizer):
             # Another optimizer may yet step with what this backward has left.
-            self._held = [row for row in self._held if row["backward"] == self._backwards]
+            self.held = [row for row in self.held if row["backward"] == self._backwards]
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
         self._later(self._on_device.take(wait=True))
-        if not self.is_over and (self._held or self._samples_broke()):
+        if not self.is_over and (self.held or any(map(Sample.is_broken, self.samples))):
             self._parameters_broke()
-
-    def _samples_broke(self) -> bool:
-        """Return whether the parameter of any module that is sampled is no longer finite."""
-        return any(map(Sample.is_broken, self._samples))
 
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)
         followed = Followed(-1 if number is None else number, ddp)
         self._followed[id(ddp)] = followed
-        self._samples = [one.sample for one in self._followed.values() if one.sample is not None]
+        self.samples = [one.sample for one in self._followed.values() if one.sample is not None]
         trained = [one for one in ddp.module.parameters() if one.requires_grad and _is_plain(one)]
         trained = trained if self._every_gradient else []
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
         sampled = [] if followed.sample is None else [followed.sample.parameter()]
 
-        def arrived(parameter: Any) -> None:
-            # DDP takes the gradient for the reduction after this: it is still this rank's own.
-            try:
-                if not self.is_over and not is_compiling():
-                    value = float(parameter.grad.sum())
+        def follow(parameter: Any) -> None:
+            sample, count = Sample(parameter), parameter.numel()
+            reads = sample.size and count <= GRADIENTS_READ
+            read = (ctypes.c_char * (count * sample.size)).from_address if reads else None
+            kind, high = sample.kind, sample.high
+
+            def arrived(parameter: Any) -> None:
+                # DDP takes the gradient for the reduction after this: it is still this rank's own.
+                try:
+                    if self.is_over or is_compiling():
+                        return
+                    gradient = parameter.grad
+                    if read and gradient.dtype is kind and gradient.is_cpu and gradient.is_contiguous():
+                        largest = read(gradient.data_ptr()).raw[high]
+                        if 0x7F not in largest and 0xFF not in largest:
+                            return
+                    value = float(gradient.sum())
                     if value - value != 0:
                         self._journal.guarded(self._gradient_came, followed, parameter, value, harms=("nonfinites",))
-            except Exception as error:
-                self.is_over = True
-                self._journal.event("probe_fault", where="gradient", text=repr(error), harms=["nonfinites"])
+                except Exception as error:
+                    self.is_over = True
+                    self._journal.event("probe_fault", where="gradient", text=repr(error), harms=["nonfinites"])
+
+            parameter.register_post_accumulate_grad_hook(arrived)
 
         for parameter in trained or sampled:
             if parameter.device.type == "cpu" and hasattr(parameter, "register_post_accumulate_grad_hook"):
-                parameter.register_post_accumulate_grad_hook(arrived)
+                follow(parameter)
         return followed
 
     def _gradient_came(self, followed: Followed, parameter: Any, value: float) -> None:
-        if self._held and self._held[-1]["backward"] == self._backwards:
+        if self.held and self.held[-1]["backward"] == self._backwards:
             return  # The loss was not finite either, or another gradient before this one.
         if is_finite(parameter.grad):
             return  # Their sum alone is too large.
-        self._newest = followed
+        self.newest = followed
         self._found("gradient", value, None)
 
     def _found(self, kind: str, value: float, root: Any) -> None:
         """Hold a backward whose loss or gradient is not finite."""
-        newest = self._newest
+        newest = self.newest
         if newest is None or newest.module() is None:
             return
         newest.streak += 1
@@ -311,14 +326,14 @@ class NonFinite:
             elif kind == "gradient":
                 row["parameters"] = self._first_gradients(newest)
         self._spent_s += time.monotonic() - begun_s
-        self._held = [*self._held[1 - HELD :], row]
+        self.held = [*self.held[1 - HELD :], row]
         if broken:
             self._write()
         elif newest.streak == STREAK:
-            self._held = [dict(self._held[-1], streak=STREAK)]
+            self.held = [dict(self.held[-1], streak=STREAK)]
             self._write()
         elif row.get("near") and not row["in_loss"] and not self._is_compiled(newest):
-            self._waiting = row
+            self.waiting = row
 
     def _row(self, kind: str, value: float, followed: Followed) -> dict[str, Any]:
         return {
@@ -346,29 +361,29 @@ class NonFinite:
             groups = () if optimizer is None else optimizer.param_groups
             row["learning_rates"] = [str(float(group["lr"])) for group in groups if "lr" in group][:MOST_NAMES]
             row["gradients_finite"] = all(map(is_finite, known)) if len(known) == len(broken) else None
-            self._held.append(row)
+            self.held.append(row)
             self._write()
             return True
         return False
 
     def _write(self) -> None:
         """Write what is held; nothing more is to be learned once parameters are not finite."""
-        self.is_over = self.is_over or any(row["kind"] == "parameter" for row in self._held)
-        for row in self._held:
+        self.is_over = self.is_over or any(row["kind"] == "parameter" for row in self.held)
+        for row in self.held:
             self._journal.event("nonfinite", **row)
             row["is_written"] = True
-        self._held = []
+        self.held = []
 
     def _later(self, found: Optional[tuple[int, int]]) -> None:
         """Take in that a loss on a device was not finite, some backwards ago."""
-        newest = self._newest
+        newest = self.newest
         if found is None or newest is None or newest.module() is None:
             return
         row = self._row("loss", float("nan"), newest)
         row.update(backward=found[0], step=found[1])
-        self._held = [row]
+        self.held = [row]
         if not self._parameters_broke():
-            self._held = []
+            self.held = []
 
     def _broken(self, followed: Followed) -> list[str]:
         module = followed.module()
@@ -384,12 +399,13 @@ class NonFinite:
     def _batch_of(self, followed: Followed) -> dict[str, Any]:
         """Return where the newest batch came from, whether it is finite, and which of its samples are not."""
         batch = self._newest_batch()
-        parts = [part for part in (one() for one in self._parts) if part is not None]
+        living = [part for part in (one() for one in self._parts) if part is not None]
+        parts = [part for part in living if isinstance(part, self._tensor)]
         floating = [part for part in parts if part.is_floating_point()]
         rows = sorted({row for part in floating for row in _bad_rows(part)})
         known = batch.indices if len(batch.indices) > max(rows, default=0) else ()
         samples = [known[row] for row in rows if known][:MOST_SAMPLES]
-        finite: Optional[bool] = not rows if parts and len(parts) == len(self._parts) else False if rows else None
+        finite: Optional[bool] = not rows if parts and len(living) == len(self._parts) else False if rows else None
         return {
             "pass_ordinal": batch.ordinal,
             "batch": batch.batch,
@@ -432,7 +448,7 @@ class NonFinite:
             "near": near,
             "nth": alike.index(number) if number in alike else -1,
             "alike": len(alike),
-            "in_loss": number >= followed.since + followed.total,
+            "in_loss": number >= followed.until,
         }
 
     def _operations(self, root: Any, followed: Followed) -> list[tuple[int, str, str]]:
@@ -445,9 +461,9 @@ class NonFinite:
 
     def _place(self, roots: Any) -> None:
         """Find the operation that made a value in the graph of the next forward, and so the module that made it."""
-        places, self._places = self._places, None
-        row, self._waiting = self._waiting, None
-        newest = self._newest
+        places, self.places = self.places, None
+        row, self.waiting = self.waiting, None
+        newest = self.newest
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
             if row is None or newest is None or places is None or root.grad_fn is None:
                 return

@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
-from ..nonfinite import NonFinite
+from ..nonfinite import NonFinite, Sample
 from ..observed import OptimizerSizes, follow_reads, user_reader
 from ..torch_compat import Capabilities
 from ..user_code import leave_no_frame
@@ -317,6 +317,7 @@ class Training:
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
         forward_began, getframe, nonfinite = reductions.forward_began, sys._getframe, self._nonfinite
+        sequence = nonfinite.sequence
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -347,7 +348,9 @@ class Training:
                     if forwards >= reducer.next_look:
                         looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
-                    nonfinite.forward_begins(ddp)
+                    newest, closer = nonfinite.newest, nonfinite.waiting or nonfinite.places
+                    if closer is not None or newest is None or newest.ddp() is not ddp:
+                        nonfinite.forward_begins(ddp)
                 else:
                     keep((observer.course.forward_began, False, ddp.training, _now_ns()))
                     observer.moments.make_room()
@@ -366,7 +369,11 @@ class Training:
                 try:
                     keep((phase_ended, _now_ns()))
                     if reducer is not None:
-                        nonfinite.forward_ended()
+                        newest = nonfinite.newest
+                        if newest is None or nonfinite.places is not None:
+                            nonfinite.forward_ended()
+                        else:
+                            newest.until = sequence()
                     if looked and reducer is not None:
                         training._look_at_forward_end(ddp, reducer, _now_ns())
                 except Exception as error:
@@ -402,7 +409,9 @@ class Training:
                     observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
-                        nonfinite.backward_ended()
+                        newest = nonfinite.newest
+                        if newest is not None and newest.streak:
+                            nonfinite.backward_ended()
                         if raised:
                             reductions.backward_is_over()
                         if observer.on_device:
@@ -414,7 +423,7 @@ class Training:
 
     def _hook_optimizers(self, optimizers: Any) -> None:
         training, observer, sizes, nonfinite = self, self._observer, self._sizes, self._nonfinite
-        digests = self._digests
+        digests, is_broken = self._digests, Sample.is_broken
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
         def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
@@ -434,9 +443,12 @@ class Training:
                 ended_ns, identity = _now_ns(), id(optimizer)
                 if observer.on_device:
                     training._device_ends(OPTIMIZER)  # before the step may be over
-                nonfinite.stepped(optimizer)
+                if nonfinite.held or (not nonfinite.is_over and any(map(is_broken, nonfinite.samples))):
+                    nonfinite.stepped(optimizer)
                 if not nonfinite.is_over:  # The bits of a NaN are no one's.
-                    digests.stepped()
+                    digests.steps += 1
+                    if digests.steps >= digests.next_look:
+                        digests.look()
                 keep((step_ended, identity, ended_ns))
                 if identity not in sizes.measured:
                     sizes.stepped(optimizer)
