@@ -111,13 +111,19 @@ def _own_names(trees: Iterable[ast.Module]) -> set[str]:
                 found |= {node.name} if node.name else set()
             elif isinstance(node, ast.ClassDef):
                 # A field is read as an attribute, and given as a keyword.
-                fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
-                foreign |= {field.id for field in fields if isinstance(field, ast.Name)}
+                foreign |= _fields(node)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not _is_method(tree, node):
                 found.add(node.name)
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"globals", "locals", "vars", "eval"}:
                 return set()
     return {name for name in found if not name.startswith("__")} - foreign - set(dir(builtins))
+
+
+def _fields(cls: ast.ClassDef) -> set[str]:
+    """Return the names that the body of a class gives a value or a type."""
+    targets = [one.target for one in cls.body if isinstance(one, ast.AnnAssign)]
+    values = [target for one in cls.body if isinstance(one, ast.Assign) for target in one.targets]
+    return {target.id for target in (*targets, *values) if isinstance(target, ast.Name)}
 
 
 def _of_modules(files: Files) -> set[str]:
@@ -138,6 +144,7 @@ def _own_attributes(trees: Iterable[ast.Module]) -> set[str]:
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
+                foreign |= _fields(node)
                 for inner in node.body:
                     if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("__"):
                         (foreign if node.bases else found).add(inner.name)
