@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -245,8 +246,9 @@ def _set_before(part: _Part, name: str) -> Iterator[ast.expr]:
     """Yield what a variable may have been set to, and changed by, when an expression of its function is reached."""
     around = set(map(id, part.module.ancestors(part.node)))
     line = getattr(part.node, "lineno", 0)
-    statements = (node for node in nodes_of(part.function) if isinstance(node, ast.stmt) and node.lineno <= line)
-    for statement in sorted(statements, key=lambda one: -one.lineno):
+    for statement in _backwards(part.function):
+        if statement.lineno > line:
+            continue
         if id(statement) in around and not isinstance(statement, ast.AugAssign):
             continue
         if isinstance(statement, ast.Assign):
@@ -262,6 +264,13 @@ def _set_before(part: _Part, name: str) -> Iterator[ast.expr]:
             function = statement.value.func
             if isinstance(function, ast.Attribute) and ast.unparse(function.value) == name:
                 yield from statement.value.args
+
+
+@lru_cache(maxsize=64)
+def _backwards(function: ast.AST) -> tuple[ast.stmt, ...]:
+    """Return the statements of a function, the last first."""
+    statements = (node for node in nodes_of(function) if isinstance(node, ast.stmt))
+    return tuple(sorted(statements, key=lambda one: -one.lineno))
 
 
 def _expressions_in(node: ast.expr) -> Iterator[ast.expr]:

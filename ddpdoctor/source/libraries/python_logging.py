@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Callable, Iterator
 
 from ddpdoctor.source.events import Event
@@ -27,7 +26,9 @@ _SETTINGS = frozenset({"setLevel", "addHandler", "setFormatter"})
 # Functions that give the root logger a handler for the screen, where it has none.
 _LINES = frozenset(f"logging.{name}" for name in ("debug", "info", "warning", "error", "critical", "exception", "log"))
 _LOGURU = "loguru.logger"
-_UNKNOWN = logging.CRITICAL + 1
+# Those of the module logging, which costs 3 ms to import.
+_LEVELS = {"NOTSET": 0, "DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
+_UNKNOWN = _LEVELS["CRITICAL"] + 1
 """Stands for a level that is not known: no line is said to be shown by it."""
 
 
@@ -70,7 +71,7 @@ class Screen:
                         added.append((self._key(option), value))
                     elif event.name == "setLevel" and option.name == LOGGER:
                         self._levels[self._key(option)] = _level(value)
-                    elif (event.name == "setLevel" and _level(value) > logging.INFO) or (
+                    elif (event.name == "setLevel" and _level(value) > _LEVELS["INFO"]) or (
                         event.name == "setFormatter" and self._names_process(value)
                     ):
                         apart.add(option.number)
@@ -91,13 +92,13 @@ class Screen:
         elif does == "add" and self._loguru is False and on_every_rank(event) and "filter" not in event.named:
             on_screen = isinstance(sink, External) and sink.name in ("sys.stderr", "sys.stdout")
             level, form = (event.named.get(name, NONE) for name in ("level", "format"))
-            shown = level == NONE or _level(level) <= logging.INFO
+            shown = level == NONE or _level(level) <= _LEVELS["INFO"]
             self._loguru = on_screen and shown and not _shows_process(form)
 
     def _take(self, event: Event, added: list[tuple[str, Value]]) -> None:
         """Take note of what gives the root logger its level and its handlers."""
         if event.name == "hydra.main":  # Its default settings log to the screen and to a file.
-            self._levels.setdefault("", logging.INFO)
+            self._levels.setdefault("", _LEVELS["INFO"])
             self._handled.add("")
         elif event.name in _LINES:
             self._handled.add("")
@@ -130,8 +131,8 @@ class Screen:
 
     def _is_shown(self, key: str, logger: ExternalObject | None = None) -> bool:
         chain = [*_upwards(key)]
-        level = next((self._levels[one] for one in chain if one in self._levels), logging.WARNING)
-        if level > logging.INFO:
+        level = next((self._levels[one] for one in chain if one in self._levels), _LEVELS["WARNING"])
+        if level > _LEVELS["INFO"]:
             return False
         for one in chain:
             if one in self._handled:
@@ -160,7 +161,7 @@ def _shows_process(value: Value) -> bool:
 
 def _level(value: Value) -> int:
     name = value.name.rpartition(".")[2] if isinstance(value, External) else constant(value)
-    level = logging.getLevelName(name.upper()) if isinstance(name, str) else name
+    level = _LEVELS.get(name.upper()) if isinstance(name, str) else name
     return level if isinstance(level, int) else _UNKNOWN
 
 
