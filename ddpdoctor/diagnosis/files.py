@@ -15,7 +15,8 @@ from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.steps import once_per_record
-from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
+from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list, site_location
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
@@ -97,6 +98,35 @@ def judge_prefixes(record: RunRecord) -> Iterator[Verdict]:
             locations=location,
             ranks=tuple(sorted({state.rank for state in wrong})),
             because=((f"{fitting:,} of {first.names:,} names match once the prefix is fixed", location),),
+        )
+    yield from _foreign_names(record)
+
+
+_PREFIXED = regex(r"""['"]module\.([\w.]+)['"]""")
+
+
+def _foreign_names(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the exceptions that ended ranks over a name of the DDP object, where those of the bare module were known.
+
+    A load of a state dict that fails so is told by its names.
+    """
+    names = {tensor.name for wrap in record.wraps for tensor in (*wrap.parameters, *wrap.buffers)}
+    ended = ((rank.rank, rank.exceptions[-1]) for rank in record.ranks if rank.end == "raised" and rank.exceptions)
+    lines: dict[Location, dict[int, str]] = {}
+    for rank, raised in ended:
+        known = next((name for name in _PREFIXED.findall(raised.message) if name in names), "")
+        location = location_of(raised.frames[0]) if raised.frames else None
+        if known and location and not any(state.raised and state.rank == rank for state in record.state_names):
+            lines.setdefault(location, {})[rank] = known
+    for location, found in lines.items():
+        name = next(iter(found.values()))
+        yield Verdict(
+            sentence=f"`module.{name}` is the DDP object's name for what the bare module calls `{name}`: one of them "
+            "gave the names, and the other is asked for them, which fails",
+            locations=location,
+            ranks=tuple(found),
+            severity=Severity.ERROR,
+            remedy="Give the bare module at both places: ddp_model.module.",
         )
 
 

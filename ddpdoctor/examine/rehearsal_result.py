@@ -99,7 +99,11 @@ def hint_for(
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
-    if raised.type in _OWN_FAULTS or (raised.type == "ImportError" and "cannot import name" in raised.message):
+    if (
+        raised.type in _OWN_FAULTS
+        or "'module." in raised.message
+        or (raised.type == "ImportError" and "cannot import name" in raised.message)
+    ):
         return _OWN_FAULT_HINT
     if raised.type in _UNREADABLE:
         return _UNREADABLE_HINT

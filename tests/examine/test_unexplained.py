@@ -124,3 +124,25 @@ def test_a_scikit_is_named_as_the_project_names_it(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requirements.txt").write_text("scikit-nobodys>=1\nscikit-learn\n")
     assert "`pip install scikit-nobodys`" in module_hint("sknobodys", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        ("bare = dict(model.module.named_parameters())\n    [bare[name] for name in model.state_dict()]", True),
+        (
+            "kept = {name: None for name, _ in model.module.named_parameters()}\n"
+            "    for name, weight in model.named_parameters():\n"
+            "        if name not in kept:\n"
+            "            raise RuntimeError(f'no average of {name!r}')",
+            True,
+        ),
+        ("raise KeyError('module.head.weight')", False),
+        ("{}['weight']", False),
+    ],
+)
+def test_a_name_of_the_wrapper_that_is_asked_of_the_bare_module_is_told(fails: str, told: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("{fails}", fails))
+    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    found = [finding["severity"] for finding in report["findings"] if finding["code"] == "DDP604"]
+    assert found == ["error"] * told, report["findings"]

@@ -538,12 +538,9 @@ def _same_items(
     if last == "next":
         if not mixed.varying and mixed.tags <= {COUNTED}:
             return Unknown(tags=mixed.tags | {UNREAD_ITEM})
-        return Unknown(
-            mixed.varying or bool(tags),
-            False,
-            frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
-            any(kind == "loader" for kind, _ in mixed.tags) and len(positional) == 1,
-        )
+        of_loader = any(kind == "loader" for kind, _ in mixed.tags)
+        batches = frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags)
+        return Unknown(mixed.varying or of_loader, False, batches, of_loader and len(positional) == 1)
     return never_none(mixed)
 
 
