@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
@@ -70,6 +71,16 @@ def test_what_was_not_measured_is_null_in_json_and_a_dash_in_text() -> None:
     snapshot = _snapshot(record)
     assert json.loads(run_json.render(snapshot, "/job"))["ranks"][0]["phases_ms"]["exposed_transfer"] is None
     assert "—" in run_text.render(snapshot, "/job", 80, colour=False)
+
+
+@pytest.mark.parametrize("width", [40, 48, 60, 72, 80])
+def test_the_table_leaves_out_the_shortest_times_where_lines_are_narrow(width: int) -> None:
+    lines = run_text.render(_snapshot(_record()), "/job", width, colour=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("rank  step"))
+    assert max(map(len, lines)) <= width
+    assert lines[at].split()[-1] == "late" and len(lines[at + 1].split()) == len(lines[at].split())
+    assert ("No room for" in " ".join(lines[at:])) is (width <= 60)
+    assert {"step", "p95", "bwd"} <= {*lines[at].split()}, "the longest times"
 
 
 def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:
