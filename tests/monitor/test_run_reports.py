@@ -17,6 +17,7 @@ from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView, WaitView
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import Phase, RankHeartbeat
+from ddpdoctor.report.formats import html
 from ddpdoctor.report.run import run_json, run_text
 from ddpdoctor.report.run.chrome_trace import encode
 from ddpdoctor.report.run.run_lines import RunLines, progress
@@ -81,6 +82,13 @@ def test_the_table_leaves_out_the_shortest_times_where_lines_are_narrow(width: i
     assert lines[at].split()[-1] == "late" and len(lines[at + 1].split()) == len(lines[at].split())
     assert ("No room for" in " ".join(lines[at:])) is (width <= 60)
     assert {"step", "p95", "bwd"} <= {*lines[at].split()}, "the longest times"
+
+
+@pytest.mark.parametrize(("state", "late"), [("slow", ["rank 1"]), ("broken", [])])
+def test_a_rank_that_broke_the_job_is_not_said_to_be_late(state: Any, late: list[str]) -> None:
+    snapshot = _snapshot(_record(), 4 * SECOND_NS, findings=(FindingView(finding=FINDING, since_ns=1),))
+    snapshot = msgspec.structs.replace(snapshot, verdict=msgspec.structs.replace(snapshot.verdict, state=state))
+    assert [bar.label for bar in html.phase_bars(snapshot) if bar.is_late] == late
 
 
 def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:
