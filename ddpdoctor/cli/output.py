@@ -330,7 +330,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         reports = [(kind, _output_file(path, force=self.force)) for kind, path in self._further()]
         failures = _put_all(reports, lambda kind: render(kind, streams.PLAIN_WIDTH, False))
         colour = self.file is None and not beside_a_job and streams.colours_wanted(self.no_color)
-        width = streams.PLAIN_WIDTH if self.file is not None or beside_a_job else streams.result_width()
+        width = streams.PLAIN_WIDTH if self.file is not None else streams.result_width(on_stderr=beside_a_job)
         text = render(self.format, width, colour)
         if self.file is not None:
             try:

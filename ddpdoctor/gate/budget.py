@@ -27,10 +27,16 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def amount(figure: Figure, value: float) -> str:
-    """Return a value of a figure, with its unit."""
+    """Return a value of a figure, with its unit; to the byte where before and now are the same in a larger one."""
     if figure.unit != "bytes":
         return f"{value:,.2f}".rstrip("0").rstrip(".")
-    for size, unit in _UNITS:
+    before = figure.now if figure.before is None else figure.before
+    hides = before != figure.now and _in_bytes(before) == _in_bytes(figure.now)
+    return _in_bytes(value, () if hides else _UNITS)
+
+
+def _in_bytes(value: float, units: tuple[tuple[int, str], ...] = _UNITS) -> str:
+    for size, unit in units:
         if value >= size:
             return f"{value / size:,.2f} {unit}"
     return f"{value:,.1f}".removesuffix(".0") + " B"
@@ -42,7 +48,8 @@ def share(figure: Figure) -> str:
         return ""
     if not figure.before:
         return "new"
-    return percent((figure.now - figure.before) / figure.before, signed=True)
+    told = percent((figure.now - figure.before) / figure.before, signed=True)
+    return f"less than {told[0]}0.1%" if told[1:] == "0%" else told
 
 
 def percent(share: float, *, signed: bool = False) -> str:

@@ -53,6 +53,8 @@ COMMAND = struct.Struct("<I")
 COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
 CHECKSUM_BYTES = 4
+CORE_TIME = "core time wanted"
+"""The gauge of what all threads of a rank compute, and of what its first one waits for a core."""
 
 
 class RingKind(NamedTuple):

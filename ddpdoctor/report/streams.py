@@ -156,12 +156,13 @@ def is_interactive() -> bool:
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 
-def result_width() -> int:
-    """Columns for a text on stdout."""
-    if not _is_terminal(sys.stdout):
+def result_width(*, on_stderr: bool = False) -> int:
+    """Columns for a text on stdout, or on stderr."""
+    stream = sys.stderr if on_stderr else sys.stdout
+    if not _is_terminal(stream):
         return PLAIN_WIDTH
     try:
-        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+        columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return PLAIN_WIDTH
     return max(40, min(columns or PLAIN_WIDTH, MAXIMUM_WIDTH))

@@ -47,18 +47,23 @@ def mark_of(item: pytest.Item) -> DdpMark:
     """Return what the nearest mark of a test says; fails the test where it says nonsense."""
     mark = item.get_closest_marker("ddp")
     assert mark is not None
+    return asked_of(*mark.args, **mark.kwargs)
+
+
+def asked_of(*arguments: Any, **options: Any) -> DdpMark:
+    """Return what a mark or ``ddp_run`` asks for; fails the test where it is nonsense."""
     try:
-        given = inspect.signature(DdpMark).bind(*mark.args, **mark.kwargs)
+        given = inspect.signature(DdpMark).bind(*arguments, **options)
     except TypeError as error:
-        pytest.fail(f"the mark `ddp` takes nproc, timeout, device and init: {error}", pytrace=False)
+        pytest.fail(f"a test on ranks takes nproc, timeout, device and init: {error}", pytrace=False)
     asked = DdpMark(*given.args, **given.kwargs)
     if type(asked.nproc) is not int or not 1 <= asked.nproc <= MOST_RANKS:
-        pytest.fail(f"the mark `ddp` needs 1 to {MOST_RANKS} ranks, not {asked.nproc!r}", pytrace=False)
+        pytest.fail(f"a test on ranks needs 1 to {MOST_RANKS} ranks, not {asked.nproc!r}", pytrace=False)
     if not isinstance(asked.timeout, (int, float)) or not 0 < asked.timeout < math.inf:
-        pytest.fail(f"the mark `ddp` needs a timeout in seconds, not {asked.timeout!r}", pytrace=False)
+        pytest.fail(f"a test on ranks needs a timeout in seconds, not {asked.timeout!r}", pytrace=False)
     if asked.device not in get_args(Device):
         known = ", ".join(get_args(Device))
-        pytest.fail(f"the mark `ddp` knows the devices {known}, not {asked.device!r}", pytrace=False)
+        pytest.fail(f"a test on ranks knows the devices {known}, not {asked.device!r}", pytrace=False)
     return asked
 
 

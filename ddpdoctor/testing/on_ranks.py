@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from _pytest.outcomes import Failed
 
 from ddpdoctor.testing import ranks
 from ddpdoctor.testing.comparisons import settings_of
-from ddpdoctor.testing.hooks import DdpMark, mark_of
+from ddpdoctor.testing.hooks import DdpMark, asked_of, mark_of
 from ddpdoctor.testing.ranks import Body
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
 from ddpdoctor.testing.warm_ranks import RanksFailedToStart, WarmRanks
@@ -120,42 +121,63 @@ def close(config: pytest.Config) -> None:
 
 def refuse(item: pytest.Item) -> None:
     """Refuse what could not run on ranks, before any fixture is made."""
-    mark = mark_of(item)
-    if not sys.platform.startswith("linux"):
-        pytest.fail(f"the mark `ddp` needs Linux, and this is {sys.platform}", False)
+    _refuse_machine(mark_of(item))
     if not isinstance(item, pytest.Function) or not hasattr(item, "funcargs") or _is_unittest(item):
         pytest.fail("the mark `ddp` is for test functions, and for methods of classes other than TestCase", False)
     if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
         pytest.fail("the mark `ddp` cannot run a coroutine: write `asyncio.run(...)` in the test's body", False)
+
+
+def _refuse_machine(mark: DdpMark) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.fail(f"tests on ranks need Linux, and this is {sys.platform}", False)
     if mark.device == "cuda" and (there := _gpus()) < mark.nproc:
         pytest.skip(f"needs {mark.nproc} GPUs, one for each rank; this machine offers {there}")
 
 
 def call(item: pytest.Function) -> None:
     """Run the body on ranks, and pass, skip or fail as they did."""
-    mark, config = mark_of(item), item.config
+    mark = mark_of(item)
+    _run(item, mark, _body(item, mark, item.originalname, _pickled(item)))
+
+
+def run_function(
+    item: pytest.Function, function: Callable[..., Any], /, *arguments: object, **options: Any
+) -> list[Any]:
+    """Call a function on ranks, with the ``options`` of the mark; return what each returned, or fail as they did."""
+    __tracebackhide__ = True
+    mark = asked_of(**options)
+    _refuse_machine(mark)
+    values = _pickled_values({"function": partial(function, *arguments)})
+    end = _run(item, mark, _body(item, mark, "", values))
+    return [pickle.loads((rank.result or {})["returned"]) for rank in end.ranks]
+
+
+def _run(item: pytest.Function, mark: DdpMark, body: Body) -> TestEnd:
+    __tracebackhide__ = True
+    config = item.config
     warm = config.stash.get(_warm_key, None)
     if warm is None:
         rewrite = config.getoption("assertmode", "rewrite") == "rewrite"
         warm = config.stash[_warm_key] = WarmRanks(
             config.rootpath, rewrite=rewrite, captures=config.getoption("capture") != "no"
         )
-    body = _body(item, mark)
     try:
         end = run_test(warm, body, lambda talk: _lend_terminal(config, talk))
     except RanksFailedToStart as error:
         raise RanksFailed(str(error), pytrace=False) from None
     _pass_on(item, end)
-    _judge(end, mark)
+    _judge(end, mark, shows_call=not body.function)
+    return end
 
 
-def _body(item: pytest.Function, mark: DdpMark) -> Body:
+def _body(item: pytest.Function, mark: DdpMark, function: str, values: bytes) -> Body:
     config = item.config
     debugs = bool(config.getoption("usepdb", False))
     return Body(
         modules=[*_conftests(item), (item.module.__name__, str(item.path))],
-        function=item.originalname,
-        values=_pickled(item),
+        function=function,
+        values=values,
         nproc=mark.nproc,
         timeout_s=mark.timeout,
         device=mark.device,
@@ -188,6 +210,10 @@ def _pickled(item: pytest.Function) -> bytes:
     values: dict[str, object] = {name: value for name, value in item.funcargs.items() if name in wanted}
     if item.instance is not None:
         values["self"] = item.instance
+    return _pickled_values(values)
+
+
+def _pickled_values(values: Mapping[str, object]) -> bytes:
     try:
         return pickle.dumps(values)
     except Exception:
@@ -197,7 +223,7 @@ def _pickled(item: pytest.Function) -> bytes:
         try:
             pickle.dumps(value)
         except Exception as error:
-            what = "the test's instance" if name == "self" else f"`{name}`"
+            what = {"self": "the test's instance", "function": "the call"}.get(name, f"`{name}`")
             lines.append(f"{what} cannot be sent to the ranks: {type(value).__name__}: {error}")
     raise RanksFailed(
         "; ".join(lines) + "\nFixtures and parameters are made in pytest's own process and pickled for the ranks: make"
@@ -275,8 +301,9 @@ def _warn(message: str, category: bytes, file: str, line: int) -> None:
         warnings.warn_explicit(message, kind, file, line)
 
 
-def _judge(end: TestEnd, mark: DdpMark) -> None:
+def _judge(end: TestEnd, mark: DdpMark, *, shows_call: bool) -> None:
     """Pass, skip or fail as the ranks did."""
+    __tracebackhide__ = True
     outcomes = [_outcome(rank) for rank in end.ranks]
     results = [rank.result or {} for rank in end.ranks]
     if end.quits:
@@ -292,7 +319,7 @@ def _judge(end: TestEnd, mark: DdpMark) -> None:
         if set(outcomes) == {"xfailed"}:
             pytest.xfail(results[0]["reason"])
     kind = _SeenInDebugger if end.debugged else RanksFailed
-    raise kind(failure_text(end, outcomes, mark), pytrace=False)
+    raise kind(failure_text(end, outcomes, mark), pytrace=shows_call)
 
 
 def _outcome(rank: RankEnd) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from functools import partial
+
     from ddpdoctor.examination import Examination
     from ddpdoctor.testing.ranks import NotYetKnown
 
@@ -68,7 +70,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Take the name of our own exception from the summary: what failed is said behind it."""
     report = (yield).get_result()
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None and item.get_closest_marker("ddp") is not None:
+    if crash is not None:
         crash.message = crash.message.removeprefix("RanksFailed: ")
 
 
@@ -78,6 +80,19 @@ def ddp_rank() -> NotYetKnown:
     from ddpdoctor.testing.ranks import NotYetKnown
 
     return NotYetKnown()
+
+
+@pytest.fixture
+def ddp_run(request: pytest.FixtureRequest) -> partial[list[Any]]:
+    """A function for tests without the mark: ``ddp_run(function, *arguments, nproc=2, timeout=60, ...)``.
+
+    It calls the function on so many ranks, and returns what each rank's call has, in their order.
+    """
+    from functools import partial
+
+    from ddpdoctor.testing.on_ranks import run_function
+
+    return partial(run_function, request.node)
 
 
 @pytest.fixture

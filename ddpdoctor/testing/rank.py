@@ -101,14 +101,16 @@ def _run_body(
             _filter_warnings(test["warnings"])
             values = pickle.loads((directory / ranks.VALUES_FILE).read_bytes())
             explain_comparisons(test["comparisons"], [name for name, _ in test["modules"]])
-            function = _function_of(module, test, values.pop("self", None))
+            function = values.pop("function", None) or _function_of(module, test, values.pop("self", None))
             measure.start()
             try:
-                function(**values)
+                returned = function(**values)
             finally:
                 measure.stop()
+            # What a test returns is nobody's, and need not pickle.
+            kept = b"" if test["function"] else _pickled(returned)
             hooks.finished(0)
-            result: dict[str, Any] = {"outcome": "passed"}
+            result: dict[str, Any] = {"outcome": "passed", "returned": kept}
         except BaseException as error:
             result = _failure(hooks, error, test)
             if result["outcome"] == "failed" and test["debugs"] and rank == test["debugged_rank"]:
@@ -137,6 +139,14 @@ def _function_of(module: ModuleType, test: dict[str, Any], instance: object) -> 
     owner = module if instance is None else instance
     found: Callable[..., Any] = getattr(owner, test["function"])
     return found
+
+
+def _pickled(returned: object) -> bytes:
+    try:
+        return pickle.dumps(returned)
+    except Exception as error:
+        what = f"{type(returned).__name__}: {error}"
+        pytest.fail(f"what the function returns cannot be sent from the rank: {what}", pytrace=False)
 
 
 def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> dict[str, Any]:

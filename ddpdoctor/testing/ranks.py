@@ -104,6 +104,7 @@ class Body:
     modules: list[tuple[str, str]]
     """Name and path of the modules to import, the test's own last."""
     function: str
+    """Of the last module; empty where the function is among the values."""
     values: bytes
     """Its arguments, pickled."""
     nproc: int

@@ -37,8 +37,8 @@ CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0)
 WORKERS = (1, 2, 4, 8)
 ACCUMULATIONS = (2, 4, 8)
 SPEEDS = (2.0, 10.0)
-NO_SPLIT = "the split of latency and bandwidth is assumed"
-NOT_TOLD = f"no recommendation: {NO_SPLIT}, and with another one it is slower; a small all-reduce in each step tells it"
+NO_SPLIT = "the split of latency and bandwidth is assumed (a small all-reduce in each step tells it)"
+NO_CORE = "the ranks compute on all their cores, so that what is sent beside backward slows it down"
 _CLEAR_WAIT = 0.01
 """Share of the step from which on waiting for data is worth a change."""
 
@@ -137,14 +137,8 @@ def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
     return f"look into the {name}: {takes} {took} of a step there, and {usual} on the other ranks"
 
 
-def cores_per_rank(observed: Observed) -> int:
-    """Return how many cores each rank has, where it has the fewest; 0 when not known."""
-    shares = [max(1, node.cores // len(node.ranks)) for node in observed.record.nodes if node.cores and node.ranks]
-    return min(shares, default=0)
-
-
 def _room_for_workers(observed: Observed, workers: int) -> str:
-    cores = cores_per_rank(observed)
+    cores = observed.cores_per_rank
     if not cores:
         return "as long as there are cores and disk for them"
     more = "these" if workers > cores else "more"
@@ -168,7 +162,7 @@ def _bucket_cap(observed: Observed, settings: Settings) -> Remedy:
         memory=f"a bucket of {bytes_text(largest)}",
         do=f"DistributedDataParallel(..., bucket_cap_mb={settings.bucket_cap_mb:g})",
         location=_wrap_line(observed),
-        note="" if observed.fit.splits else NO_SPLIT,
+        note="; ".join([NO_SPLIT] * (not observed.fit.splits) + [NO_CORE] * observed.is_crowded),
     )
 
 
@@ -469,7 +463,7 @@ def _best(model: Model, changes: Sequence[Change]) -> Change:
     tell, ten buckets made the job 1.17 times as fast where five made it 1.33 times.
     """
     if "workers" in changes[0].settings:
-        return _fewest_workers(changes, cores_per_rank(model.observed))
+        return _fewest_workers(changes, model.observed.cores_per_rank)
 
     def worth(change: Change) -> float:
         is_cap = "bucket_cap_mb" in change.settings
@@ -538,7 +532,7 @@ def _change(model: Model, each: Remedy) -> Change:
     step = outcome.step_ns
     samples = outcome.samples
     brings = outcome.speedup.value > LEAST_GAIN
-    told = NO_SPLIT not in each.note or outcome.least >= 1.0
+    told = outcome.least >= 1.0 or not any(doubt in each.note for doubt in (NO_SPLIT, NO_CORE))
     return Change(
         settings=each.settings.named(),
         title=each.title,
@@ -553,7 +547,7 @@ def _change(model: Model, each: Remedy) -> Change:
         semantics=each.semantics,
         do=each.do,
         location=each.location,
-        note=each.note if told or not brings else each.note.replace(NO_SPLIT, NOT_TOLD),
+        note=each.note if told or not brings else f"no recommendation, as it may be slower: {each.note}",
         recommended=brings and told,
     )
 

@@ -14,6 +14,7 @@ from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, measur
 from ddpdoctor.diagnosis.sync_points import BUFFERS, Meetings, explicit_meetings, replica_sets
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import NoGround
+from ddpdoctor.record.layout import CORE_TIME
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from ddpdoctor.what_if import links
@@ -28,6 +29,8 @@ MOST_CELLS = 512
 FEWEST_REPLAYED = 24
 HICCUP = 2.0
 """A step that takes so many times the median is none that a prediction is made of: a checkpoint, a busy machine."""
+FREE_CORES = 0.5
+"""Gradients are sent beside backward where so much of a core is left of each rank's."""
 BACK_TO_BACK_NS = 500_000
 """Between two collectives of one chain no rank does more than this by itself."""
 
@@ -66,6 +69,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     on_device: bool
     """Forward and backward are those of GPUs."""
+    cores_per_rank: int
+    """Where a rank has the fewest; 0 when not known."""
+    is_crowded: bool
+    """The ranks compute on all cores that they have: what sends gradients takes one away from backward."""
 
 
 def observe(record: RunRecord) -> Observed:
@@ -136,11 +143,15 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
         for positions in sampled[-256:]
     ]
     world_size = len(measured)
+    step_ns, on_device = fmean(durations), any(steps.on_device for steps in measured)
+    shares = [max(1, node.cores // len(node.ranks)) for node in record.nodes if node.cores and node.ranks]
+    cores = min(shares, default=0)
+    in_use = max((gauge.per_step for gauge in record.gauges if gauge.name == CORE_TIME), default=0.0) / step_ns
     return Observed(
         record=record,
         ranks=ranks,
         steps=common,
-        step_ns=fmean(durations),
+        step_ns=step_ns,
         block_step_ns=_blocks(durations),
         samples=sum(_mean(tracks, (steps,), (rows,), "samples") for steps, rows in zip(measured, places, strict=True)),
         micro_batches=micro,
@@ -149,7 +160,9 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
         meetings=_by_kind(record, meetings, measured),
         fit=links.fit(arrivals, gradients, _calls(meetings), world_size, record.job.backend),
         nodes=max(1, _nodes(record)),
-        on_device=any(steps.on_device for steps in measured),
+        on_device=on_device,
+        cores_per_rank=cores,
+        is_crowded=bool(cores and not on_device and cores - in_use < FREE_CORES),
     )
 
 

@@ -45,6 +45,8 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
     """What casts and copies of gradients take, as a share of the most that they may."""
     syncs: float = 0.5
     """What of the waiting in reads of results from the GPU falls away with them."""
+    hides: bool = True
+    """Backward hides communication. Where both want one core each takes its time from the other."""
 
 
 def assumptions(observed: Observed) -> tuple[Assumption, ...]:
@@ -54,6 +56,8 @@ def assumptions(observed: Observed) -> tuple[Assumption, ...]:
         msgspec.structs.replace(best, bend=0.6, copies=1.0, syncs=0.0),
         msgspec.structs.replace(best, bend=-0.4, copies=0.0, syncs=1.0),
     ]
+    if observed.is_crowded:
+        bent.append(msgspec.structs.replace(best, hides=False))
     return (best, *(Assumption(link=link) for link in observed.fit.likely[1:]), *bent)
 
 
@@ -87,6 +91,8 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
             for times in ranks
         )
     shares = ready_shares(layout, observed.gradients.layout_bytes, assumption.bend)
+    if not assumption.hides:
+        shares = (0.0,) * len(layout)
     sent = [size * per_byte_share for size in layout]
     if observed.gradients.unused_map_bytes and not _drops_unused(settings):
         sent, shares = [*sent, observed.gradients.unused_map_bytes], (*shares, 0.0)

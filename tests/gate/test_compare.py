@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from ddpdoctor.examination import Figure
-from ddpdoctor.gate.budget import Budget, Metric
+from ddpdoctor.gate.budget import Budget, Metric, amount
+from ddpdoctor.gate.budget import share as budget_share
 from ddpdoctor.gate.judge import compared
 from tests.gate.budgets import budget, place, share
 
@@ -99,3 +104,23 @@ def test_what_ddp_sends_for_a_larger_model_is_put_down_to_the_line_that_wraps_it
 
     assert figure(needs(100), needs(300), "bytes_sent").differences[0].shown == "train.py:20"
     assert figure(needs(100), needs(300, 2), "bytes_sent").differences[0].shown == "train.py:30"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told", "by"),
+    [
+        (1_318_916, 1_318_920, ("1,318,916 B", "1,318,920 B"), "less than +0.1%"),
+        (1_318_920, 1_318_916, ("1,318,920 B", "1,318,916 B"), "less than -0.1%"),
+        (1_318_916, 1_418_916, ("1.26 MiB", "1.35 MiB"), "+7.6%"),
+        (0, 4, ("0 B", "4 B"), "new"),
+        (1_318_916, 1_318_916, ("1.26 MiB", "1.26 MiB"), ""),
+        (None, 1_318_916, ("1.26 MiB", "1.26 MiB"), ""),
+    ],
+)
+def test_no_figure_is_said_to_grow_to_what_it_was(
+    before: float | None, now: float, told: tuple[str, str], by: str
+) -> None:
+    change: Any = "new" if before is None else "same" if before == now else "grown" if before < now else "shrunk"
+    row = Figure(metric="bytes", label="bytes sent a step", unit="bytes", before=before, now=now, change=change)
+    assert (amount(row, now if before is None else before), amount(row, now)) == told
+    assert budget_share(row) == by

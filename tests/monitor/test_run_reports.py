@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
@@ -16,6 +17,7 @@ from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView, WaitView
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import Phase, RankHeartbeat
+from ddpdoctor.report.formats import html
 from ddpdoctor.report.run import run_json, run_text
 from ddpdoctor.report.run.chrome_trace import encode
 from ddpdoctor.report.run.run_lines import RunLines, progress
@@ -70,6 +72,23 @@ def test_what_was_not_measured_is_null_in_json_and_a_dash_in_text() -> None:
     snapshot = _snapshot(record)
     assert json.loads(run_json.render(snapshot, "/job"))["ranks"][0]["phases_ms"]["exposed_transfer"] is None
     assert "—" in run_text.render(snapshot, "/job", 80, colour=False)
+
+
+@pytest.mark.parametrize("width", [40, 48, 60, 72, 80])
+def test_the_table_leaves_out_the_shortest_times_where_lines_are_narrow(width: int) -> None:
+    lines = run_text.render(_snapshot(_record()), "/job", width, colour=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("rank  step"))
+    assert max(map(len, lines)) <= width
+    assert lines[at].split()[-1] == "late" and len(lines[at + 1].split()) == len(lines[at].split())
+    assert ("No room for" in " ".join(lines[at:])) is (width <= 60)
+    assert {"step", "p95", "bwd"} <= {*lines[at].split()}, "the longest times"
+
+
+@pytest.mark.parametrize(("state", "late"), [("slow", ["rank 1"]), ("broken", [])])
+def test_a_rank_that_broke_the_job_is_not_said_to_be_late(state: Any, late: list[str]) -> None:
+    snapshot = _snapshot(_record(), 4 * SECOND_NS, findings=(FindingView(finding=FINDING, since_ns=1),))
+    snapshot = msgspec.structs.replace(snapshot, verdict=msgspec.structs.replace(snapshot.verdict, state=state))
+    assert [bar.label for bar in html.phase_bars(snapshot) if bar.is_late] == late
 
 
 def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:

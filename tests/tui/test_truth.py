@@ -61,6 +61,13 @@ def test_figures_of_a_job_that_has_ended_stay_and_are_called_final() -> None:
     lines = painted(over, "overview")
     assert "ended 11 min 34 s  exit code 3  final figures" in lines[0]
     assert "dim" not in roles(over, "overview", "216 ms")
+    since_end = msgspec.structs.replace(over.verdict, since_ns=runs.NOW - 90 * runs.S)
+    (verdict,) = (
+        line
+        for line in painted(msgspec.structs.replace(over, verdict=since_end), "overview")
+        if "▌" in line and " for " in line
+    )
+    assert verdict.rstrip().endswith("for 30 s"), "its clock stands still"
     ended = runs.stalled(state="ended", exit_code=1)
     assert "ENDED" in painted(ended, "stall")[2] and "has ended with exit code 1" in painted(ended, "stall")[3]
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import msgspec
 
-from ddpdoctor.what_if.answer import LEAST_GAIN, cores_per_rank, what_if
+from ddpdoctor.what_if.answer import LEAST_GAIN, what_if
 from ddpdoctor.what_if.observed import observe
 from tests.scratch import scratch_directory
 from tests.what_if.measure import Done, run_rounds
@@ -112,7 +112,7 @@ def advised(job: str) -> list[Advised]:
             present=value,
             recommended=_among(values, recommended(own, setting, value)),
             measured_ms=measured,
-            cores=cores_per_rank(observe(own.record)),
+            cores=observe(own.record).cores_per_rank,
         )
         for value, own in zip(values, recorded, strict=True)
     ]
@@ -125,7 +125,8 @@ def recommended(done: Done, setting: str, present: float) -> float | None:
     """
     changes = [change for change in what_if(done.record).changes if setting in change.settings]
     if not changes or changes[0].speedup.value <= LEAST_GAIN:
-        tells = setting == "workers" or observe(done.record).fit.splits
+        observed = observe(done.record)
+        tells = setting == "workers" or (observed.fit.splits and not observed.is_crowded)
         return present if tells else None
     return float(changes[0].settings[setting]) if changes[0].recommended else None
 

@@ -5,6 +5,8 @@ import time
 import pytest
 
 from ddpdoctor.errors import ExitCode, NoGround, UsageError
+from ddpdoctor.record.layout import CORE_TIME
+from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
@@ -125,6 +127,26 @@ def test_a_bucket_size_is_recommended_only_where_the_run_tells_what_a_call_costs
     assert (untold.settings, told.settings) == ({"bucket_cap_mb": 1.0},) * 2
     assert untold.speedup.value > 1.01 and not untold.recommended and "no recommendation" in untold.note
     assert told.speedup.value > 1.01 and told.recommended and not told.note
+
+
+@pytest.mark.parametrize(
+    ("cores", "busy_ms", "is_recommended"),
+    [(2, 50.0, False), (2, 15.0, True), (4, 50.0, True), (4, 120.0, False), (0, 50.0, True), (2, 0.0, True)],
+    ids=["no core is free", "the ranks sleep", "a core is free", "threads take all", "cores unknown", "use unknown"],
+)
+def test_a_bucket_size_is_recommended_only_where_a_core_is_free_to_send(
+    cores: int, busy_ms: float, is_recommended: bool
+) -> None:
+    uses = [Gauge(rank=rank, name=CORE_TIME, unit="ns", total=int(busy_ms * MS * 50), steps=50) for rank in (0, 1)]
+    record = record_of(
+        with_small_all_reduces(0.2),
+        nodes=(Node(host="a", ranks=(0, 1), cores=cores),),
+        gauges=tuple(uses) if busy_ms else (),
+    )
+    (change,) = (change for change in what_if(record).changes if "bucket_cap_mb" in change.settings)
+    assert change.speedup.value > 1.01
+    assert change.recommended is is_recommended
+    assert ("no recommendation" in change.note) is not is_recommended
 
 
 def test_a_cap_does_well_whatever_a_call_costs_that_one_bucket_does_not_tell() -> None:

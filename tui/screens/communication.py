@@ -99,7 +99,7 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
 def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int) -> list[Line]:
     """Return the buckets in the order in which they became ready, with bars in proportion."""
     total = sum(bucket.size_bytes for bucket in buckets)
-    remark = f"{len(buckets)} of {size(total)} together" if buckets else ""
+    remark = f"{len(buckets)}, {size(total)} together" if buckets else ""
     head = heading("Gradient buckets, in order of readiness", width, view.glyphs, remark)
     if not buckets:
         return [head, line(Cell("  not known yet", "dim"))]
@@ -111,7 +111,7 @@ def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int)
             Cell(f"  {bucket.order:>3}  "),
             *gauge(bucket.size_bytes / biggest, bar, view.glyphs, "series"),
             Cell(f"  {size(bucket.size_bytes):>8}", "strong"),
-            Cell(f"  {count(bucket.parameters):>5} parameters", "dim"),
+            Cell(f"  {count(bucket.parameters):>5} {'parameter ' if bucket.parameters == 1 else 'parameters'}", "dim"),
             Cell(cut(_first(bucket, several), max(4, width - bar - 36), view.glyphs.dots)),
         )
         for bucket in buckets[: max(1, room)]

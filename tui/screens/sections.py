@@ -57,7 +57,7 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     verdict, snapshot = view.snapshot.verdict, view.snapshot
     role = VERDICT_ROLES[verdict.state]
     word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
-    since = "" if verdict.since_ns is None else f"for {span(snapshot.now_ns - verdict.since_ns)}"
+    since = "" if verdict.since_ns is None else lasting(snapshot, verdict.since_ns)
     room = width - 2 - (cell_len(since) + 2 if since else 0)
     text = shown(verdict.text)
     badge = Cell(f" {word} ", f"badge.{role}")

@@ -64,6 +64,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         gauges = Gauges(journal)
+        gauges.add(layout.CORE_TIME, "ns", _core_time_ns)
         self._flights = flights = Flights(torch, journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
         self._heartbeat = HeartbeatThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
@@ -333,3 +334,13 @@ class ShardedForwards:
     def _is_watched(self) -> bool:
         observer = self._observer
         return observer.thread == get_ident() and not observer.backwards and not self._is_compiling()
+
+
+def _core_time_ns() -> int:
+    waited_ns = 0
+    try:
+        with open("/proc/self/schedstat", encoding="ascii") as file:
+            waited_ns = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        pass  # A kernel without it.
+    return time.process_time_ns() + waited_ns

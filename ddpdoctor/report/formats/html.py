@@ -171,7 +171,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     total: str
-    culprit: bool
+    is_late: bool
+    """The others wait for this rank; of one that broke the job its steps are no matter."""
     pieces: tuple[Piece, ...]
 
 
@@ -195,7 +196,8 @@ def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
         latest = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:MOST_RANKS]
         measured = sorted(latest, key=lambda rank: rank.rank)
     longest = max((sum(_parts(rank).values()) for rank in measured), default=0.0)
-    return tuple(_bar(rank, longest) for rank in measured) if longest else ()
+    is_slow = snapshot.verdict.state != "broken"
+    return tuple(_bar(rank, longest, is_slow=is_slow) for rank in measured) if longest else ()
 
 
 def budget_rows(section: GateSection) -> tuple[BudgetRow, ...]:
@@ -207,7 +209,7 @@ def _parts(rank: RankView) -> dict[str, float]:
     return {} if rank.phases is None else {kind: ns or 0.0 for kind, ns in rank.phases.parts_ns().items()}
 
 
-def _bar(rank: RankView, longest: float) -> Bar:
+def _bar(rank: RankView, longest: float, *, is_slow: bool) -> Bar:
     parts = _parts(rank)
     pieces, start = [], 0.0
     for kind, label in PHASES:
@@ -220,7 +222,7 @@ def _bar(rank: RankView, longest: float) -> Bar:
     return Bar(
         label=f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
         total=in_milliseconds(sum(parts.values())),
-        culprit=rank.culprit,
+        is_late=rank.culprit and is_slow,
         pieces=tuple(pieces),
     )
 

@@ -130,27 +130,32 @@ def _table(snapshot: Snapshot, width: int) -> list[Text]:
     if len(measured) > RANKS_SHOWN:
         worst = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:RANKS_SHOWN]
         shown = sorted(worst, key=lambda rank: rank.rank)
-    lines = [Text(_cells(_HEADINGS), "bold")]
     # Of a rank that broke the job it is no matter that its optimizer was a little slow.
     is_slow = snapshot.verdict.state != "broken"
-    lines += [Text(_row(rank, is_slow=is_slow), "bold" if rank.culprit else "") for rank in shown]
+    late = [rank.late_phase.replace("_", " ") if is_slow and rank.culprit else "" for rank in shown]
+    columns = _fitting([_figures(rank) for rank in shown], width - max(map(len, late)) - 1)
+    lines = [Text(_cells(_HEADINGS[at] for at in columns), "bold")]
+    for rank, phase in zip(shown, late, strict=True):
+        row = (str(rank.rank), *map(milliseconds, _figures(rank)))
+        lines.append(Text(f"{_cells(row[at] for at in columns)} {phase}".rstrip(), "bold" if rank.culprit else ""))
     if len(shown) < len(measured):
         lines.append(Text(f"... the {len(shown)} latest of {len(measured)} ranks; all are in the JSON"))
-    return lines + paragraph(Text(_LEGEND, "dim"), width, indent=0)
+    left_out = [heading for at, heading in enumerate(_HEADINGS) if at not in columns]
+    narrow = f" No room for {', '.join(left_out)}." if left_out else ""
+    return lines + paragraph(Text(_LEGEND + narrow, "dim"), width, indent=0)
 
 
-def _row(rank: RankView, *, is_slow: bool) -> str:
+def _figures(rank: RankView) -> tuple[float | None, ...]:
     phases, times = rank.phases, rank.step_times
-    if phases is None:
-        return ""
-    figures = (
-        rank.median_ns,
-        times.p95_ns if times is not None else None,
-        *phases.parts_ns().values(),
-        rank.late_ns,
-    )
-    cells = _cells((str(rank.rank), *map(milliseconds, figures)))
-    return f"{cells} {rank.late_phase.replace('_', ' ')}" if is_slow and rank.late_phase and rank.culprit else cells
+    parts = phases.parts_ns().values() if phases is not None else ()
+    return rank.median_ns, times.p95_ns if times is not None else None, *parts, rank.late_ns
+
+
+def _fitting(rows: Sequence[Sequence[float | None]], width: int) -> list[int]:
+    """Return the columns that there is room for, without those of the shortest times; rank and late always stay."""
+    room = (width - _FIRST_CELLS) // _CELLS - 1
+    longest = sorted(range(len(rows[0]) - 1), key=lambda at: -max(row[at] or 0.0 for row in rows))
+    return [0, *sorted(at + 1 for at in longest[: max(1, room)]), len(rows[0])]
 
 
 def _cells(words: Iterable[str]) -> str:
