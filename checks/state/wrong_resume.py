@@ -83,8 +83,6 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
     from ddpdoctor.diagnosis.wording import site_location
 
     compared = compare(restart)
-    if compared.gap:
-        raise TooLittleEvidence(compared.gap)
     first, path = restart.first, "" if compared.save is None else compared.save.path
     torn = torn_restart(restart)
     over = next((one for one in first.resume_saves if one.over_only and one.path == path), None)
@@ -97,6 +95,8 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
             severity=Severity.WARNING,
         )
+    if compared.gap:
+        raise TooLittleEvidence(compared.gap)
     differences = (*compared.differences, *filter(None, (torn,)))
     yield from _found(differences, compared, first, restart.second, restart.files, restart.how, restart.own_code)
     signalled = signalled_restart(restart)

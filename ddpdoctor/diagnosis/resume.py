@@ -83,12 +83,13 @@ def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
 def compare(restart: Restart) -> Comparison:
     """Compare the steps after a checkpoint of the first start with those of the second one."""
     first, second, step = restart.first, restart.second, restart.step
+    save = checkpoint_of(first, step)
     if not loads_of(second, restart.files):
         return Comparison(
             gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
-            "with {checkpoint} for the file"
+            "with {checkpoint} for the file",
+            save=save,
         )
-    save = checkpoint_of(first, step)
     if not goes_on(second, restart.files):
         return Comparison(
             gap="it trained before it loaded what the first start had written, as a program does that holds both "

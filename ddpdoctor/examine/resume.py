@@ -145,11 +145,13 @@ def prove_resume(
         (result,) = run_restart_checks((check,), restart)
         signalled = ""
         handles = not ranks and goes_on(second, left.files) and any(row.handled for row in second.resume_steps)
-        if handles and not any(one.severity == Severity.ERROR for one in result.from_run):
+        wrong = any(one.severity == Severity.ERROR for one in result.from_run)
+        if handles and not wrong:
             restart, signalled = _with_signal(restart, left, options, file, Path(folder), start)
             (result,) = run_restart_checks((check,), restart)
-    if again.status == "failed" and not second.resume_steps and not result.from_run:
-        return _gap(check, f"{how}, the script failed: {again.reason}")
+    if again.status == "failed" and not second.resume_steps and not wrong:
+        gap, note = _gap(check, f"{how}, the script failed: {again.reason}")
+        return Resumed(msgspec.structs.replace(gap, from_run=result.from_run), note)
     looked = "" if not torn else "; " + ("and once more from a torn save" if third else "no save could be torn")
     compared = "the steps after it were compared" if second.resume_steps else "it ended before its first step"
     return Resumed(result, f"{how}: {result.gap or compared}{looked}{signalled}")

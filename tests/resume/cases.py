@@ -117,6 +117,12 @@ FAULTS: Mapping[str, Case] = {
         SAVE='file = open("last.pt", "wb")' + _IN_PLACE.replace('"last.pt"', "file") + "file.close()",
     ),
 }
+_LATE = """
+if args.resume:
+    F.mse_loss(model(torch.randn(4, 8)), torch.randn(4, 3)).backward()
+    optimizer.step()
+    load(args.resume)
+"""
 _BY_ITSELF = {"OPTION": "pass"}
 _EACH_EPOCH = (
     RIGHT["SAVE"]
@@ -362,6 +368,20 @@ INCONCLUSIVE: Mapping[str, Case] = {
         inconclusive="no checkpoint",
     ),
     "nothing is loaded": Case(script=script_of(RESUME="pass"), inconclusive="loaded nothing"),
+    **{
+        f"saved over the only file, and {name}": Case(
+            script=script_of(SAVE=_IN_PLACE, RESUME=resume), words=("over the only",), inconclusive=reason
+        )
+        for name, resume, reason in (
+            ("nothing is loaded", "pass", "loaded nothing"),
+            ("the restart fails elsewhere", 'if args.resume: open("/nowhere")', "the script failed"),
+            ("it trains before it loads", _LATE, "trained before it loaded"),
+        )
+    },
+    "the restart fails elsewhere": Case(
+        script=script_of(RESUME='if args.resume: open("/nowhere")'), inconclusive="the script failed"
+    ),
+    "it trains before it loads": Case(script=script_of(RESUME=_LATE), inconclusive="trained before it loaded"),
 }
 CASES: Mapping[str, Case] = {
     **FAULTS,

@@ -43,7 +43,8 @@ def complaints(case: Case, resumed: Resumed) -> list[str]:
     found, gap = resumed.result.from_run, resumed.result.gap
     told = [_text(one) for one in found]
     if case.inconclusive:
-        good = not found and case.inconclusive in gap
+        good = bool(found) == bool(case.words) and case.inconclusive in gap
+        good = good and all(word in " ".join(told) for word in case.words)
         return [] if good else [f"not inconclusive: {told} {resumed.note}"]
     if not case.words:
         good = not found and not gap and "were compared" in resumed.note
