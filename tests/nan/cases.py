@@ -139,7 +139,7 @@ STEPS = (2, 5, 11)
 
 
 def injections() -> dict[str, Injection]:
-    """36 of them: a kind, on each rank, in each of three steps, each step by other means."""
+    """36 of them: a kind, on each rank, in each of three steps, each step by other means; six shapes of backwards."""
     found: dict[str, Injection] = {}
     for rank in range(RANKS):
         for number, step in enumerate(STEPS):
@@ -168,7 +168,69 @@ def injections() -> dict[str, Injection]:
             found[f"optimizer {number} on rank {rank} in step {step + 1}"] = Injection(
                 script=_script(rank, step, **places), rank=rank, step=step + 1, kind="optimizer", words=words
             )
-    return found
+    return found | {name: _changed(*one) for name, one in _SHAPES.items()}
+
+
+_BAD = """
+class Bad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h): return h.clone()
+    @staticmethod
+    def backward(ctx, g):
+        g = g.clone()
+        if strikes() and not torch.is_grad_enabled(): g[:, COLUMNS] = float('nan')
+        return g
+h = Bad.apply(h)
+"""
+_LAYERS = "nn.Linear(8, 8), Guard(), nn.LayerNorm(8), nn.Linear(8, 3)"
+_WIDE = "nn.Linear(8, 64), Guard(), nn.LayerNorm(64), nn.Linear(64, 3)"
+_TABLE = "nn.EmbeddingBag(96, 8), Guard(), nn.LayerNorm(8), nn.Linear(8, 3)"
+_SHAPES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
+    "one column of many": ("40", "first.bias", {_LAYERS: _WIDE}, {}),
+    "the rows of a table": (
+        "2",
+        "first.weight",
+        {_LAYERS: _TABLE, "model(x)": "model(x.abs().mul(9).long() + 40)"},
+        {},
+    ),
+    "gradients that are clipped": (
+        "5",
+        "first.bias",
+        {},
+        {"clip": "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"},
+    ),
+    "gradients of gradients": (
+        "5",
+        "first.bias",
+        {},
+        {
+            "before": "taken = torch.autograd.grad(model.module(x).sum(), list(model.parameters()), create_graph=True)",
+            "loss": "loss = loss + 1e-3 * sum(one.square().sum() for one in taken)",
+        },
+    ),
+    "half the bits": (
+        "5",
+        "first.bias",
+        {"DDP(Net())": "DDP(Net().bfloat16())", "model(x), y": "model(x.bfloat16()).float(), y"},
+        {},
+    ),
+    "two modules": (
+        "5",
+        "first.bias",
+        {"model = DDP(Net())": "other = DDP(nn.Linear(3, 3)); model = DDP(Net())", "model(x), y": "other(model(x)), y"},
+        {},
+    ),
+}
+"""Columns of a gradient that is not finite, the first parameter that has one, changes of the job, and its lines."""
+
+
+def _changed(columns: str, parameter: str, changes: dict[str, str], lines: dict[str, str]) -> Injection:
+    script = _script(1, 5, guard=_BAD.replace("COLUMNS", columns), **lines)
+    for old, new in changes.items():
+        assert old in script
+        script = script.replace(old, new)
+    words = ("the loss was finite", parameter)
+    return Injection(script=script, rank=1, step=6, kind="backward", words=words)
 
 
 _SCALED = """

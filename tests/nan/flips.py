@@ -1,11 +1,13 @@
 """Bits that are flipped in a parameter of one rank, and what must be said of each: ``python -m tests.nan --flips``.
 
 The first bit of an exponent makes a value so large that training is not finite any more before the replicas are looked
-at again, and that is what is said.
+at again, and that is what is said. Rounding may undo the lowest bit of a small number: the job itself notes after each
+round what the parameter is, and nothing must be said of replicas that are the same again at each look.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +22,8 @@ from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
 from tests.nan.cases import HEAD
 
-RANKS = (2, 3, 4, 3)
-"""Of each job."""
+RANKS = (2, 3, 4, 3, 3)
+"""Of each job. The last one flips the lowest bits of all, early: some of them are undone."""
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float32")
 """Of each model of a job: all of them are stepped in turn."""
 OPTIMIZERS = (
@@ -37,8 +39,9 @@ ROUNDS = 130
 AT = (4, 27, 43, 90, 66)
 """Rounds after which a bit is flipped, in the models of a job."""
 _JOB = """
+import json, zlib
 flips, dtypes = FLIPS, DTYPES
-models, optimizers = [], []
+models, optimizers, held = [], [], []
 for dtype in dtypes:
     kind = type(f"Net{len(models)}", (nn.Sequential,), {})
     net = kind(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).to(getattr(torch, dtype))
@@ -58,6 +61,9 @@ for now in range(ROUNDS):
             whole = kept.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[kept.element_size()])
             bits = 8 * kept.element_size()
             whole[element] ^= -(1 << bits - 1) if bit == bits - 1 else 1 << bit
+        mine = dict(model.module.named_parameters())[flips[number][2]].detach().contiguous()
+        held.append(zlib.crc32(mine.view(torch.uint8).numpy().tobytes()))
+with open(f"held-{rank}", "w") as file: json.dump(held, file)
 time.sleep(0.2)
 dist.destroy_process_group()
 """
@@ -80,10 +86,10 @@ def flips(job: int) -> list[Flip]:
     for model, dtype in enumerate(DTYPES):
         number = job * len(DTYPES) + model
         name = NAMES[number % len(NAMES)]
-        bit = (number * 7 + 1) % BITS[dtype]
-        found.append(
-            Flip(at=AT[(model + job) % len(AT)], rank=number % RANKS[job], name=name, element=number % 3, bit=bit)
-        )
+        bit, at = (number * 7 + 1) % BITS[dtype], AT[(model + job) % len(AT)]
+        if job == len(RANKS) - 1:
+            bit, at = 0, AT[0] + model
+        found.append(Flip(at=at, rank=number % RANKS[job], name=name, element=number % 3, bit=bit))
     return found
 
 
@@ -106,19 +112,26 @@ def wrong_flips(job: int, folder: Path) -> dict[str, str]:
     said = {int(one.sentence.partition(" differ ")[0][-1]): one for one in drifted_digests(record)}
     not_finite = list(nonfinite_training.in_run(record))
     looks = sorted({row.step for row in record.replica_digests})
+    held = [json.loads((folder / f"held-{rank}").read_text()) for rank in range(RANKS[job])]
     wrong = {}
     for model, flip in enumerate(chosen):
         made_steps = flip.at * len(DTYPES) + model + 1
-        step = next((look for look in looks if look >= made_steps), 0)
+        # Steps of this model up to the look, and of those the newest.
+        newest = {look: look - 1 - (look - 1 - model) % len(DTYPES) for look in looks if look >= made_steps}
+        step = next((look for look, at in newest.items() if len({own[at] for own in held}) > 1), 0)
         odd = f"rank {flip.rank} has other ones than the rest" if RANKS[job] > 2 else "ranks 0 and 1 do not agree"
         found = said.get(model)
         explodes = flip.bit == BITS[DTYPES[model]] - 2
         right = (
             bool(not_finite)
             if explodes
+            else found is None
+            if not step
             else found is not None and found.sentence.endswith(f"after step {step:,}: {odd}, of {flip.name} first")
         )
         where = f"{flip.name} on rank {flip.rank} after step {made_steps}"
-        label = f"{RANKS[job]} ranks, {DTYPES[model]}: bit {flip.bit} of {where}"
+        label = (
+            f"{'' if step or explodes else 'undone: '}{RANKS[job]} ranks, {DTYPES[model]}: bit {flip.bit} of {where}"
+        )
         wrong[label] = "" if right else f"said: {found}; looked at {looks}"
     return wrong
