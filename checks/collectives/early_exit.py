@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, RANKS, Const, on_rank
+from ddpdoctor.source.interpreter.values import NONE, RANKS, on_rank
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import ranks_text
@@ -94,8 +94,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 def _parted(event: Event) -> tuple[int, int]:
     """Return the masks of the ranks that have None, or nothing, and of those that have something."""
     value = event.positional[0]
-    if event.name == UNASSIGNED and isinstance(value, Const) and isinstance(value.value, int):
-        return value.value, event.ranks & ~value.value
     here = [rank for rank in RANKS if event.ranks >> rank & 1]
     absent = sum(1 << rank for rank in here if on_rank(value, rank) == NONE)
     return absent, event.ranks & ~absent

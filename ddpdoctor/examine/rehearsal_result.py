@@ -41,6 +41,10 @@ _OWN_FAULT_HINT = (
     "The script fails so however it is started: mend this line, or take the version of the project that works;"
     " `--static` reads the source only."
 )
+_WRAPPER_HINT = (
+    "The name that is asked for is one of the DDP object, and the names of the bare module are known here: mend this"
+    " line; `--static` reads the source only."
+)
 _OWN_FAULTS = frozenset({"NameError", "UnboundLocalError"})
 _UNREADABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _UNREADABLE_HINT = (
@@ -99,12 +103,10 @@ def hint_for(
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
-    if (
-        raised.type in _OWN_FAULTS
-        or "'module." in raised.message
-        or (raised.type == "ImportError" and "cannot import name" in raised.message)
-    ):
+    if raised.type in _OWN_FAULTS or (raised.type == "ImportError" and "cannot import name" in raised.message):
         return _OWN_FAULT_HINT
+    if raised.type == "KeyError" and raised.message.startswith("'module."):
+        return _WRAPPER_HINT
     if raised.type in _UNREADABLE:
         return _UNREADABLE_HINT
     return _unexplained(script, job) if lack is None else _data_hint(script)

@@ -326,6 +326,8 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
         return False
     if not owns_attributes(machine, value.cls, name):
         return False
+    if not all(isinstance(base, ProjectClass) for base in bases_of(machine, value.cls)):
+        return False
     return not any(
         node.attr == name and isinstance(node.ctx, ast.Store)
         for module in machine.script.modules
@@ -334,7 +336,7 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
     ) and not _declares(value.cls, name)
 
 
-# Bases that give no object an attribute of which its class does not know.
+# Bases whose objects have no settings beside those that the project gives them.
 _PLAIN_BASES = frozenset({"builtins.object", "abc.ABC", "torch.nn.Module", "torch.utils.data.Dataset"})
 
 
@@ -342,9 +344,9 @@ def owns_attributes(machine: Machine, cls: ProjectClass, name: str) -> bool:
     """Return whether an attribute of this name is there only once something sets it: not by the class or its bases."""
     if class_attribute(machine, cls, name) is not None or class_attribute(machine, cls, "__getattr__") is not None:
         return False
-    plain = (isinstance(base, External) and base.name in _PLAIN_BASES for base in bases_of(machine, cls))
     return all(
-        known or isinstance(base, ProjectClass) for known, base in zip(plain, bases_of(machine, cls), strict=True)
+        isinstance(base, ProjectClass) or (isinstance(base, External) and base.name in _PLAIN_BASES)
+        for base in bases_of(machine, cls)
     )
 
 

@@ -13,8 +13,8 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    OPAQUE,
     RANKS,
-    Const,
     External,
     ExternalObject,
     Function,
@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     on_rank,
+    per_rank,
     tagged,
     tags_of,
 )
@@ -222,7 +223,7 @@ def note_unassigned(machine: Machine, node: ast.AST, owner: int, name: str) -> N
         return
     absent = machine.mask & (ALL_RANKS if whole is None else whole) & ~made
     if absent & 0b11 and machine.mask & made and _is_certain(machine):
-        machine.note("call", UNASSIGNED, node, [Const(absent)])
+        machine.note("call", UNASSIGNED, node, [per_rank([NONE if absent >> rank & 1 else OPAQUE for rank in RANKS])])
 
 
 def _is_certain(machine: Machine) -> bool:
