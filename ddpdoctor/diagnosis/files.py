@@ -126,6 +126,9 @@ def _foreign_names(record: RunRecord) -> Iterator[Verdict]:
             locations=location,
             ranks=tuple(found),
             severity=Severity.ERROR,
+            because=(
+                (f"it ended {rank_list(found)} with an exception, and `{name}` is in the wrapped module", location),
+            ),
             remedy="Give the bare module at both places: ddp_model.module.",
         )
 
