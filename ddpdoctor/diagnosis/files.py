@@ -127,7 +127,7 @@ def _foreign_names(record: RunRecord) -> Iterator[Verdict]:
             ranks=tuple(found),
             severity=Severity.ERROR,
             because=(
-                (f"it ended {rank_list(found)} with an exception, and `{name}` is in the wrapped module", location),
+                (f"it ended {rank_list(found)}, and the wrapped module has `{name}`", location),
             ),
             remedy="Give the bare module at both places: ddp_model.module.",
         )
