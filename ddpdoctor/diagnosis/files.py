@@ -126,9 +126,7 @@ def _foreign_names(record: RunRecord) -> Iterator[Verdict]:
             locations=location,
             ranks=tuple(found),
             severity=Severity.ERROR,
-            because=(
-                (f"it ended {rank_list(found)}, and the wrapped module has `{name}`", location),
-            ),
+            because=((f"it ended {rank_list(found)}, and the wrapped module has `{name}`", location),),
             remedy="Give the bare module at both places: ddp_model.module.",
         )
 
