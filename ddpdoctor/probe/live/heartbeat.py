@@ -365,7 +365,9 @@ class Gauges:
             return
         is_due = last or step - self._written_step >= max(EVERY_STEPS, self._written_step // EVERY_SHARE)
         for key, total in self._readers.items():
-            first_step, first = self._first.setdefault(key, (step, total()))
+            if key not in self._first:
+                self._first[key] = step, total()
+            first_step, first = self._first[key]
             if is_due and step > first_step:
                 name, unit = key
                 self._journal.event("gauge", name=name, unit=unit, total=total() - first, steps=step - first_step)

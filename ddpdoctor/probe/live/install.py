@@ -19,6 +19,7 @@ from ..journal import Journal
 from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..torch_compat import SHARDED_STATES, Capabilities, after_import
+from . import clocks
 from .collectives import Calls
 from .ddp_events import Evidence, Searches
 from .flight_recorder import Flights
@@ -339,8 +340,7 @@ class ShardedForwards:
 def _core_time_ns() -> int:
     waited_ns = 0
     try:
-        with open("/proc/self/schedstat", encoding="ascii") as file:
-            waited_ns = int(file.read().split()[1])
+        waited_ns = int(clocks.read_kernel("/proc/self/schedstat").split()[1])
     except (OSError, ValueError, IndexError):
         pass  # A kernel without it.
     return time.process_time_ns() + waited_ns
