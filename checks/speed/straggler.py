@@ -4,7 +4,8 @@ What it finds
     In a live run: ranks for which the others wait 5% of the step or more, in the reduction of gradients or in an
     explicit collective, while they hardly wait themselves; in most of the run, not once. With the phase that makes them
     late; as advice where no phase explains most of it, as on a machine that others share. If less than 10 s were
-    measured, the limit is 15% of the step.
+    measured, the limit is 15% of the step. What a rank loses to other programs on its cores, or to page faults, is
+    named as the cause where it is most of what the others wait: its own work is not longer then.
 
 Why it is bad
     Every step takes as long as on its slowest rank: the time of all the others is lost.
@@ -14,7 +15,8 @@ Example
 
 Remedy
     Look for what only that rank does in the named phase: work for rank 0, longer samples, a slower disk, other
-    programs on its cores, a slower GPU.
+    programs on its cores, a slower GPU. Page faults come from memory that the allocator gives back and takes again in
+    every step: keep it, by MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or allocate large buffers once.
 
 When it is wrong
     On machines that are shared with other jobs. The clocks of several machines need not agree: there the rank that
@@ -33,6 +35,7 @@ from ddpdoctor.check import Check, Reason
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.performance.stragglers import Loss
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -64,6 +67,18 @@ _PHASES = {
         "between forward and backward as well as between the steps.",
     ),
 }
+_LOSSES = {
+    "cores": (
+        "what else runs on its cores",
+        "Look for other programs on its node (top), and give each rank cores that nothing else uses (taskset, the "
+        "scheduler's CPU binding).",
+    ),
+    "memory": (
+        "its page faults",
+        "Keep freed memory: set MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ to 1073741824 for all ranks before "
+        "they start, or allocate large buffers once and use them again.",
+    ),
+}
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -77,10 +92,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     cause, remedy = _PHASES.get(
         late.phase, ("", "Check for other programs on its cores or device, and its clock rates.")
     )
-    several = len(late.ranks) > 1
+    several, loss = len(late.ranks) > 1, late.loss
     line = standing(record, late.ranks, late.phase)
     where = line.place if line is not None else ""
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
+    if loss is not None:
+        cause, remedy = _LOSSES[loss.to]
     because = (
         f" because of {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
     )
@@ -100,6 +117,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
         phase_numbers = {"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns}
         facts.append((text, None, phase_numbers, late.ranks[0]))
+    if loss is not None:
+        facts.append((_lost(late.ranks, loss), None, {"lost_ns": loss.ns, "lost_ns_elsewhere": loss.elsewhere_ns}))
     if line is not None:
         text = (
             f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time{line.others}"
@@ -115,4 +134,16 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         ranks=late.ranks,
         because=facts,
         severity=None if late.phase else Severity.ADVICE,
+    )
+
+
+def _lost(ranks: tuple[int, ...], loss: Loss) -> str:
+    from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
+
+    who, lost, on_others = rank_list(ranks), milliseconds_text(loss.ns), milliseconds_text(loss.elsewhere_ns)
+    if loss.to == "cores":
+        return f"{who} {verb(ranks, 'waits', 'wait')} {lost} of a step for a free core, and the others {on_others}"
+    return (
+        f"the kernel takes {lost} of a step on {who} over {loss.faults:,.0f} page faults, and {on_others} over "
+        f"{loss.faults_elsewhere:,.0f} on the others"
     )

@@ -53,8 +53,14 @@ COMMAND = struct.Struct("<I")
 COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
 CHECKSUM_BYTES = 4
-CORE_TIME = "core time wanted"
-"""The gauge of what all threads of a rank compute, and of what its first one waits for a core."""
+CORE_TIME = "core time"
+"""The gauge of what all threads of a rank compute."""
+CORE_WAIT = "waiting for a core"
+"""That of what its main thread waits while it could run."""
+KERNEL_TIME = "time in the kernel"
+"""The part of the core time that the kernel takes, as for page faults."""
+PAGE_FAULTS = "page faults"
+"""Those that read nothing: a page of memory is touched for the first time since the allocator took it."""
 
 
 class RingKind(NamedTuple):

@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, measur
 from ddpdoctor.diagnosis.sync_points import BUFFERS, Meetings, explicit_meetings, replica_sets
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import NoGround
-from ddpdoctor.record.layout import CORE_TIME
+from ddpdoctor.record.layout import CORE_TIME, CORE_WAIT
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from ddpdoctor.what_if import links
@@ -146,7 +146,10 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
     step_ns, on_device = fmean(durations), any(steps.on_device for steps in measured)
     shares = [max(1, node.cores // len(node.ranks)) for node in record.nodes if node.cores and node.ranks]
     cores = min(shares, default=0)
-    in_use = max((gauge.per_step for gauge in record.gauges if gauge.name == CORE_TIME), default=0.0) / step_ns
+    wanted_ns = dict.fromkeys(record.rank_numbers(), 0.0)
+    for gauge in record.gauges:
+        if gauge.name in (CORE_TIME, CORE_WAIT):
+            wanted_ns[gauge.rank] += gauge.per_step
     return Observed(
         record=record,
         ranks=ranks,
@@ -162,7 +165,7 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
         nodes=max(1, _nodes(record)),
         on_device=on_device,
         cores_per_rank=cores,
-        is_crowded=bool(cores and not on_device and cores - in_use < FREE_CORES),
+        is_crowded=bool(cores and not on_device and cores - max(wanted_ns.values(), default=0) / step_ns < FREE_CORES),
     )
 
 

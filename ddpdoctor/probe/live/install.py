@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from resource import RUSAGE_SELF, getrusage
 from threading import get_ident
 from types import ModuleType
 from typing import Any, Optional
@@ -65,7 +66,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         gauges = Gauges(journal)
-        gauges.add(layout.CORE_TIME, "ns", _core_time_ns)
+        _watch_cores(gauges)
         self._flights = flights = Flights(torch, journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
         self._heartbeat = HeartbeatThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
@@ -337,10 +338,16 @@ class ShardedForwards:
         return observer.thread == get_ident() and not observer.backwards and not self._is_compiling()
 
 
-def _core_time_ns() -> int:
-    waited_ns = 0
+def _watch_cores(gauges: Gauges) -> None:
+    """Add up what a rank gets of its cores, and what it loses on them beside its own work."""
+    gauges.add(layout.CORE_TIME, "ns", time.process_time_ns)
+    gauges.add(layout.CORE_WAIT, "ns", _core_wait_ns)
+    gauges.add(layout.KERNEL_TIME, "ns", lambda: int(getrusage(RUSAGE_SELF).ru_stime * 1e9))
+    gauges.add(layout.PAGE_FAULTS, "count", lambda: getrusage(RUSAGE_SELF).ru_minflt)
+
+
+def _core_wait_ns() -> int:
     try:
-        waited_ns = int(clocks.read_kernel("/proc/self/schedstat").split()[1])
+        return int(clocks.read_kernel("/proc/self/schedstat").split()[1])
     except (OSError, ValueError, IndexError):
-        pass  # A kernel without it.
-    return time.process_time_ns() + waited_ns
+        return 0  # A kernel without it.
