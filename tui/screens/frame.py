@@ -105,22 +105,27 @@ def _playback(view: View) -> str:
 
 
 def tab_line(view: View, tabs: Sequence[Tab], page: str, width: int) -> tuple[Line, tuple[Target, ...]]:
-    """Return the pages with their keys; the one that is shown stands out, as does one with news."""
-    titles = [(tab, _news(view.snapshot, tab.page)) for tab in tabs]
-    for short in (False, True):
+    """Return the pages with their keys; the one that is shown stands out, as does one with news.
+
+    As many names are shortened as it takes, those first that save most.
+    """
+    saving = sorted(range(len(tabs)), key=lambda at: (len(tabs[at].short) - len(tabs[at].title), -at))
+    for count in range(len(tabs) + 1):
         cells: list[Cell] = [Cell(" ")]
         targets = []
         at = 1
-        for tab, news in titles:
-            on = tab.page == page
-            words = f" {tab.key} {tab.short if short else tab.title}{f' {news}' if news else ''} "
+        for number, tab in enumerate(tabs):
+            on, news = tab.page == page, _news(view.snapshot, tab.page)
+            name = tab.short if number in saving[:count] else tab.title
+            words = f" {tab.key} {name}{f' {news}' if news else ''} "
             role = "tab.on" if on else "bad" if tab.page == "stall" and news else "tab"
             cells.append(Cell(words, role))
             targets.append(Target(0, at, at + len(words), f"page {tab.page}"))
-            at += len(words) + (0 if short else 1)
-            if not short:
+            at += len(words)
+            if not count:
                 cells.append(Cell(" "))
-        if at <= width or short:
+                at += 1
+        if at <= width:
             break
     return tuple(cells), tuple(targets)
 
