@@ -120,14 +120,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for for nothing."""
     from ddpdoctor.checks.gradients.wraps_run import frozen_after_wrap
     from ddpdoctor.diagnosis.training.replicas import unaveraged
+    from ddpdoctor.diagnosis.wording import count
 
     basis = record.job.kind
     for found in unaveraged(record):
         if found.why == "unlisted":
             yield CHECK.finding(
                 basis,
-                f"{found.unequal:,} parameters of {found.model} were added or unfrozen after the wrap, and their "
-                f"gradients are not averaged: {', '.join(found.names)}",
+                f"the gradients of {count(found.unequal, 'parameter')} of {found.model} are not averaged (added or "
+                f"unfrozen after the wrap): {', '.join(found.names)}",
                 remedy=_remedy(record, found.wrap),
                 locations=found.wrap_location,
                 because=found.because,

@@ -222,8 +222,8 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Verdict]:
         served = first.options.get("find_unused_parameters") or first.options.get("static_graph")
         if not served and (names := sorted(frozen & missing)):
             yield Verdict(
-                sentence=f"{len(names):,} parameters of {first.module_class or 'the model'} were frozen after the "
-                f"wrap, and DDP waits for their gradients: {', '.join(folded(names))}",
+                sentence=f"DDP waits for the gradients of {count(len(names), 'parameter')} of "
+                f"{first.module_class or 'the model'} that were frozen after the wrap: {', '.join(folded(names))}",
                 locations=wrap_location(record, wraps),
                 because=(("frozen before this forward", _forward_place(record, first, "frozen")),),
             )

@@ -144,7 +144,7 @@ def test_parameters_that_ddp_did_not_list_are_another_defect() -> None:
     changes = tuple(WrapChange(rank=rank, wrap=0, added=("head.weight",)) for rank in job.ranks)
     (finding,) = said(job.seen(wrap_changes=changes, parameter_digests=()))
     assert (finding.code, finding.locations[0].line) == ("DDP213", WRAP_LINE)
-    assert finding.title.endswith("their gradients are not averaged: head.weight")
+    assert finding.title.endswith("(added or unfrozen after the wrap): head.weight")
 
 
 def test_frozen_parameters_that_ddp_waits_for_are_not_reported_as_unused() -> None:

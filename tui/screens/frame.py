@@ -110,19 +110,19 @@ def tab_line(view: View, tabs: Sequence[Tab], page: str, width: int) -> tuple[Li
     As many names are shortened as it takes, those first that save most.
     """
     saving = sorted(range(len(tabs)), key=lambda at: (len(tabs[at].short) - len(tabs[at].title), -at))
-    for count in range(len(tabs) + 1):
+    for shortened in range(len(tabs) + 1):
         cells: list[Cell] = [Cell(" ")]
         targets = []
         at = 1
         for number, tab in enumerate(tabs):
             on, news = tab.page == page, _news(view.snapshot, tab.page)
-            name = tab.short if number in saving[:count] else tab.title
+            name = tab.short if number in saving[:shortened] else tab.title
             words = f" {tab.key} {name}{f' {news}' if news else ''} "
             role = "tab.on" if on else "bad" if tab.page == "stall" and news else "tab"
             cells.append(Cell(words, role))
             targets.append(Target(0, at, at + len(words), f"page {tab.page}"))
             at += len(words)
-            if not count:
+            if not shortened:
                 cells.append(Cell(" "))
                 at += 1
         if at <= width:

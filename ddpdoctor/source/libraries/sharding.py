@@ -120,7 +120,7 @@ def method(
         if name == "state_dict" and uses_part(machine.script, ("SHARDED_STATE_DICT", "LOCAL_STATE_DICT")):
             return derived([])  # Of the rank's own shards.
         matched = _is_met(machine, machine.sharded[receiver.number])
-        machine.emit("collective", f"{name} of the sharded model", node, in_tree=matched)
+        machine.emit("collective", f"{name} of the sharded model", node, receiver=receiver, in_tree=matched)
         return SYNCHRONISED
     if receiver.name == ENGINE and name == "step" and receiver.number in machine.sharded:
         machine.emit("collective", "step of the sharded model", node, in_tree=True)

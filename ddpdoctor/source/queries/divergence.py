@@ -57,6 +57,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of the loop around it on the running and on the missing ranks, where that is the difference."""
     instead: Event | None = None
     """What the missing ranks run first, where they make the same calls in another order."""
+    made: Event | None = None
+    """What made the object whose collective it is, where a setting decides that."""
 
 
 def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]:
@@ -79,7 +81,7 @@ def partings(projection: Projection) -> Iterator[SourceParting]:
             seen.add(found.event.node)
             if exit_node is not None:
                 left.add(exit_node)
-            yield _described(found)
+            yield _described(found, _made_by_choice(projection, found.event))
         for found in _by_caught_raise(projection, walk):
             if found.event.node not in seen:
                 seen.add(found.event.node)
@@ -120,7 +122,13 @@ def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
             location=parting.location,
             stack=parting.chain,
         ),
+        *(() if parting.made is None else (_choice(parting.made),)),
     )
+
+
+def _choice(made: Event) -> Fact:
+    text = f"`{made.conditions[-1]}` decides whether the model is sharded"
+    return Fact(text=text, basis="source", location=made.location)
 
 
 def _exit_of(parting: SourceParting, place: Location) -> Fact:
@@ -501,7 +509,12 @@ def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
     return around is not None and any(inner is node for inner in descend(around))
 
 
-def _described(found: _Found) -> SourceParting:
+def _made_by_choice(projection: Projection, event: Event) -> Event | None:
+    made = projection.machine.object(event.receiver) if event.receiver is not None else None
+    return made if made is not None and made.conditions and event.kind == "collective" else None
+
+
+def _described(found: _Found, made: Event | None = None) -> SourceParting:
     event, guard = found.event, found.guard
     by_class = found.left is not None or found.turns is not None or found.instead is not None
     return SourceParting(
@@ -520,6 +533,7 @@ def _described(found: _Found) -> SourceParting:
         chain=event.chain,
         turns=found.turns,
         instead=found.instead,
+        made=made,
     )
 
 

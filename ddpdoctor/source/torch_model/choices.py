@@ -38,8 +38,8 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
-from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER
+from ddpdoctor.source.script.module import descend, dotted, last_name
+from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER, SHARDED_WRAPPER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
 _OPTIMIZER_CLASS = regex(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
@@ -60,7 +60,9 @@ def call_option(
     if isinstance(here, PerRank) and _is_each_its_own(machine, here):
         return _each_its_own(machine, node, here, positional, named, complete)
     options = list(options_of(function))
-    if isinstance(function, OneOf) and (_is_of_each(machine, node, options) or _all_train(machine, options)):
+    if isinstance(function, OneOf) and (
+        _is_of_each(machine, node, options) or _all_train(machine, options) or _is_ddp_or_sharded(machine, options)
+    ):
         results: list[Value] = []
 
         def call_one(option: Value) -> None:
@@ -195,6 +197,46 @@ def _each_its_own(
         reached |= machine.on(ranks, getattr(node, "func", node), function, partial(call_one, option))
     machine.mask = reached
     return per_rank(results, function.guessed)
+
+
+def _is_ddp_or_sharded(machine: Machine, options: Sequence[Value]) -> bool:
+    """Return whether a setting chose between DDP's wrapper and the sharded one, and nothing here knows which it is.
+
+    What is called of each differs: a state dict of the sharded one is a collective. No longer open is the choice below
+    a test of that setting or of the object's class, and behind one that leaves.
+    """
+    owners = [option.receiver if isinstance(option, BoundMethod) else option for option in options]
+    made = {owner.name: machine.object(owner) for owner in owners if isinstance(owner, ExternalObject)}
+    sharded = made.get(SHARDED_WRAPPER)
+    if sharded is None or DDP not in made:
+        return False
+    chosen_by = [test for _, test in sharded.undecided]
+    settings = set[str]().union(*map(_settings_in, chosen_by))
+    tests = [test for _, test in machine.conditions] + [guard.node for guard in machine.guards]
+    for frame in machine.frames:
+        around = frame.owner.node if frame.owner is not None else frame.module.tree
+        ifs = (inner for inner in descend(around) if isinstance(inner, ast.If) and inner.test not in chosen_by)
+        tests += [
+            inner.test
+            for inner in ifs
+            if any(isinstance(arm[-1], _LEAVES) for arm in (inner.body, inner.orelse) if arm)
+        ]
+    return not any(_settings_in(test) & settings or _asks_for_class(test) for test in tests)
+
+
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+def _settings_in(test: ast.AST) -> set[str]:
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute):
+        return _settings_in(test.func.value).union(*map(_settings_in, test.args))
+    name = dotted(test)
+    return {name} if name else set[str]().union(*map(_settings_in, ast.iter_child_nodes(test)))
+
+
+def _asks_for_class(test: ast.AST) -> bool:
+    calls = (inner for inner in descend(test) if isinstance(inner, ast.Call))
+    return any(last_name(call.func) in ("isinstance", "hasattr", "type", "getattr") for call in calls)
 
 
 def _may_synchronise(machine: Machine, option: Value) -> bool:
