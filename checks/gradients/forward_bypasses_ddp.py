@@ -2,7 +2,8 @@
 
 What it finds
     A backward whose loss comes from `model.module(...)`, from a method of the wrapped model, or from the model as it
-    was before the wrap, and from no forward through the DDP object. In a run: gradients that differ between ranks when
+    was before the wrap, and from no forward through the DDP object. A DDP object of a part of the model that no line
+    reads again: the forward goes through the model that holds the part. In a run: gradients that differ between ranks when
     the optimizer uses them, after a backward that no forward through the DDP object led to.
 
 Why it is bad
@@ -28,13 +29,18 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.check import AVERAGING, Check, Verdict
 from ddpdoctor.checks.gradients.missing_ddp_wrap import bypassing_forwards
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import SequenceValue
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.wrapped_models import averages_by_hand, ddp_objects, training_events
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -48,12 +54,94 @@ CHECK = Check(
     subjects=("wrap", "loss"),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
+_REMEDY_DROPPED = (
+    "Wrap the model whose forward the training runs, with this part in it, and call the object that the wrap returns."
+)
 _REMEDY = "Call the DDP object itself; if another method than forward is needed, call it from forward."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training forwards of a wrapped model that do not go through its wrapper."""
-    yield from CHECK.suspected(bypassing_forwards(whole_projection(script)), _REMEDY)
+    projection = whole_projection(script)
+    past = list(CHECK.suspected(bypassing_forwards(projection), _REMEDY))
+    yield from past or CHECK.suspected(_dropped_wrappers(projection), _REMEDY_DROPPED)
+
+
+def _dropped_wrappers(projection: Projection) -> Iterator[Verdict]:
+    """Yield the wraps whose result no line can reach afterwards, in a job that trains what they wrap.
+
+    As where a part of a model is wrapped to be trained, and the forward goes through the model that holds it.
+    """
+    steps = any(training_events(projection, "step"))
+    backward = next(projection.in_course("backward"), None)
+    if not steps or backward is None or averages_by_hand(projection.machine.script):
+        return
+    wraps = {event.ordinal: event for event in projection.of_kind("wrap")}
+    called = {
+        number
+        for event in projection.in_course("ddp-forward")
+        if event.gradients
+        for number in ddp_objects(event.receiver)
+    }
+    for wrap in projection.in_course("wrap"):
+        name = _dropped_name(projection, wrap)
+        others = [wraps[number] for number in called if number in wraps]
+        if name is None or any(not _excludes(wrap, other) for other in others):
+            continue
+        yield Verdict(
+            sentence="the DDP object that is made here is never called, so the gradients of what it wraps are not "
+            "averaged",
+            locations=wrap.location,
+            because=(
+                (f"nothing uses `{name}` after this line", wrap.location),
+                ("the training's backward is here", backward),
+            ),
+        )
+
+
+def _dropped_name(projection: Projection, wrap: Event) -> str | None:
+    """Return the only name that holds a DDP object, where no line behind it reads that; None for any other object."""
+    module = wrap.module
+    statement = module.parents.get(wrap.node)
+    while isinstance(statement, (ast.Tuple, ast.List)):
+        statement = module.parents.get(statement)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or wrap.loops:
+        return None
+    target = statement.targets[0]
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    held = [one.id for one in names if isinstance(one, ast.Name) and _holds(projection, wrap, one.id)]
+    scope: ast.AST = statement
+    while not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+        scope = module.parents[scope]
+    if len(held) != 1 or (isinstance(scope, ast.Module) and module is not projection.machine.script.modules[0]):
+        return None
+    inside = set(descend(statement))
+    for node in descend(scope):
+        if isinstance(node, ast.Name) and node.id in (held[0], "locals", "globals", "vars", "eval", "exec"):
+            later = node.lineno > statement.lineno or not isinstance(scope, ast.FunctionDef)
+            if node not in inside and later and isinstance(node.ctx, ast.Load):
+                return None
+        elif isinstance(node, (ast.Global, ast.Nonlocal)) and held[0] in node.names:
+            return None
+    return held[0]
+
+
+def _holds(projection: Projection, wrap: Event, name: str) -> bool:
+    value = projection.machine.store.get(wrap.scopes[-1], name) if wrap.scopes else None
+    parts = value.values if isinstance(value, SequenceValue) else (value,)
+    return any(wrap.ordinal in ddp_objects(part) for part in parts)
+
+
+def _excludes(one: Event, other: Event) -> bool:
+    """Return whether two events are in different arms of one ``if``."""
+    parents, inner = one.module.parents, one.node
+    while (around := parents.get(inner)) is not None:
+        if isinstance(around, ast.If) and one.module is other.module:
+            arms = [arm for arm in (around.body, around.orelse) if inner not in arm]
+            if any(other.node in descend(statement) for arm in arms for statement in arm):
+                return True
+        inner = around
+    return False
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -18,7 +18,7 @@ ALL_RANKS = 0b1111
 """Mask with one bit a rank."""
 MAXIMUM_OPTIONS = 4
 MAXIMUM_OBJECTS = 8
-"""Of alternatives that all are objects of the project: the meters of a progress bar."""
+"""Of alternatives that all are objects of the project, or its classes: the meters of a progress bar, five trainers."""
 MAXIMUM_WEIGHT = 20_000
 """Parts of a value at any depth: `x = (x, x, x)` has 3^n of them after n lines, and comparing two visits all."""
 MAXIMUM_NESTING = 50
@@ -424,12 +424,17 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     for option in (*options_of(one), *options_of(other)):
         if option not in options:
             options.append(option)
-    are_objects = all(isinstance(option, (Instance, ExternalObject)) for option in options)
-    if len(options) > (MAXIMUM_OBJECTS if are_objects else MAXIMUM_OPTIONS):
+    if len(options) > (MAXIMUM_OBJECTS if all(map(_is_of_objects, options)) else MAXIMUM_OPTIONS):
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
     either = any(isinstance(value, OneOf) and value.varying for value in (one, other))
     return OneOf(tuple(options), varying or either)
+
+
+def _is_of_objects(option: Value) -> bool:
+    """Return whether an alternative is an object, a class of the project, or a method of one of its objects."""
+    bound = isinstance(option, Function) and isinstance(option.receiver, Instance)
+    return bound or isinstance(option, (Instance, ExternalObject, ProjectClass))
 
 
 def is_agreed(value: Value) -> bool:

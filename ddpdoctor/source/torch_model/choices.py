@@ -12,6 +12,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    MAXIMUM_OPTIONS,
     NO_CONTEXT,
     NO_SYNC,
     NONE,
@@ -68,7 +69,8 @@ def call_option(
         def call_one(option: Value) -> None:
             results.append(machine.apply(machine, node, option, positional, named, complete))
 
-        machine.fork([partial(call_one, option) for option in options])
+        # Each walks a whole training: four take four times as long as one.
+        machine.fork([partial(call_one, option) for option in options[:MAXIMUM_OPTIONS]])
         return reduce(join, results) if _all_train(machine, options) else derived(results)
     if isinstance(function, OneOf) and all(makes_model(machine, option) for option in options):
         return _any_model(machine, node, options, positional, named, complete)
@@ -114,7 +116,7 @@ def _any_model(
         finally:
             machine.phases.pop()
 
-    machine.fork([partial(make, number) for number in range(len(options))])
+    machine.fork([partial(make, number) for number in range(min(len(options), MAXIMUM_OPTIONS))])
     return reduce(join, made)
 
 
