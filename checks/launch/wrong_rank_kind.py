@@ -2,8 +2,9 @@
 
 What it finds
     The global rank used as a GPU index; init_process_group given the local rank, the number of ranks of one node, or
-    the number of cluster tasks that each spawn several ranks; and a test of the local rank that decides which rank
-    saves for the whole job. The script is read as a job of two nodes, and `--layout 2x1` rehearses it as one.
+    the number of cluster tasks that each spawn several ranks; a seed that the local rank alone sets apart, as advice
+    where a loader divides the data; and a test of the local rank that decides which rank saves for the whole job. The
+    script is read as a job of two nodes, and `--layout 2x1` rehearses it as one.
 
 Why it is bad
     On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
@@ -33,6 +34,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
@@ -85,7 +87,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
             locations=tuple({one.event.location: 0 for one in mix_ups})[:MAXIMUM_PLACES],
             because=((first.numbers, first.event),),
-            severity=milder if first.is_certain else milder or Severity.WARNING,
+            severity=Severity.ADVICE if first.is_slight else milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
         written = tuple(save.event.location for save in saves)
@@ -132,6 +134,8 @@ class RankMixUp(msgspec.Struct, frozen=True, eq=False):
     """What shows that it is wrong."""
     is_certain: bool = True
     """There is no launch with which it is right."""
+    is_slight: bool = False
+    """Little depends on it."""
 
 
 def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
@@ -158,6 +162,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         text = ast.unparse(event.node)
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and "%" not in text:  # No remainder by a node's GPUs.
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
+    yield from _seeds_by_local_rank(projection)
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
     from_launcher = any(reads_launcher_rank(module) for module in projection.machine.script.modules)
     for event in projection.of_kind("collective"):
@@ -175,6 +180,43 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             )
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
             yield RankMixUp(event, _NODE_SIZE, "the world size", "the size of the process group")
+
+
+def _seeds_by_local_rank(projection: Projection) -> Iterator[RankMixUp]:
+    """Seeds that differ within a node and come again on every other one, the last of their library.
+
+    Where a loader divides the data only what is drawn besides repeats, which is advice.
+    """
+    seen = set[ast.AST]()
+    libraries: tuple[Library, ...] = ("torch", "numpy", "random")
+    for seed in (seeds[-1] for library in libraries if (seeds := seeds_of(projection, library))):
+        value = next(iter((*seed.positional, *seed.named.values())), None)
+        lanes = _constants(value)
+        half = len(RANKS) // 2
+        repeats = lanes is not None and lanes[:half] == lanes[half:] and len(set(lanes)) > 1
+        kinds = {kind for kind, _ in tags_of(value)} if isinstance(value, Unknown) else set[str]()
+        if (
+            seed.node in seen
+            or _names_a_node(seed)
+            or not (repeats or ("rank-of-node" in kinds and "rank-of-job" not in kinds))
+        ):
+            continue
+        seen.add(seed.node)
+        yield RankMixUp(
+            seed,
+            "the local rank",
+            "the global rank",
+            "what sets the seeds of the ranks apart",
+            "on two nodes each seed is used twice",
+            is_certain=False,
+            is_slight=any(projection.of_kind("loader")),
+        )
+
+
+def _names_a_node(seed: Event) -> bool:
+    """Return whether a seed is made of what a machine's number may be called, which the launch gives."""
+    made = made_from(seed.node, seed.module.body_around(seed.node))
+    return any("node" in (last_name(one) or "").lower() for one in made if isinstance(one, (ast.Name, ast.Attribute)))
 
 
 def _is_spawned(projection: Projection, event: Event) -> bool:

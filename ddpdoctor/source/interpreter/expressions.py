@@ -40,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     is_too_large,
     is_varying,
     join,
+    kinds_of_rank,
     never_none,
     on_rank,
     only_of_files,
@@ -147,7 +148,9 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
         return exact_per_rank(GLOBAL_RANK)
     if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
         left, right = of_four(left), of_four(right)
-    return by_rank(lambda one, other: binary(node.op, one, other), left, right)
+    result = by_rank(lambda one, other: binary(node.op, one, other), left, right)
+    # What is made of a rank is known before something unknown is added: `args.seed + local_rank`.
+    return tagged(result, kinds_of_rank(left, right)) if result.__class__ is Unknown else result
 
 
 def _is_global_rank(machine: Machine, node: ast.BinOp, left: Value, right: Value) -> bool:

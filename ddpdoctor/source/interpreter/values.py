@@ -243,6 +243,13 @@ def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
     return _vary(per_rank([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
 
 
+def kinds_of_rank(*values: Value) -> frozenset[Tag]:
+    """Return whether numbers are the same on every node (``rank-of-node``) or not (``rank-of-job``), by their lanes."""
+    lanes = (value.values for value in values if isinstance(value, PerRank) and not value.guessed)
+    half = len(RANKS) // 2
+    return frozenset(("rank-of-node" if one[:half] == one[half:] else "rank-of-job", 0) for one in lanes)
+
+
 def is_guessed(*values: Value) -> bool:
     """Return whether any of the values varies only because of its name."""
     return any(isinstance(value, PerRank) and value.guessed for value in values)
