@@ -72,6 +72,8 @@ SILENT = (
     o_needless = sgd(needless)
     bypassed = DDP(Net())
     o_bypassed = sgd(bypassed)
+    unwrapped = DDP(Net()).module
+    o_unwrapped = sgd(unwrapped)
     again = DDP(Net())
     o_again = sgd(again)
     never = DDP(Net())
@@ -91,6 +93,9 @@ SILENT = (
     """
     update(o_needless, needless(x).mean())
     update(o_bypassed, bypassed.module(x).mean())
+    o_unwrapped.zero_grad()
+    unwrapped(x).mean().backward()  # DDP207
+    o_unwrapped.step()
     loss = again(x).pow(2).mean()
     o_again.zero_grad()
     loss.backward(retain_graph=True)
@@ -194,6 +199,8 @@ CORRECT = (
     half_frozen[0].requires_grad_(False)
     tuned = DDP(half_frozen)
     checkpointed = DDP(Shared(), static_graph=True)
+    rewrapped = DDP(DDP(Net()).module)
+    o_rewrapped = sgd(rewrapped)
     torch.manual_seed(5)
     by_hand, interval = Net(), DDP(Net())
     o_accumulated, o_searched, o_heads = sgd(accumulated), sgd(searched), sgd(heads)
@@ -213,6 +220,7 @@ CORRECT = (
         o_accumulated.zero_grad()
         schedule.step()
     update(o_searched, searched(x)[i % 2].mean())
+    update(o_rewrapped, rewrapped(x).mean())
     a, b = heads(x)
     o_heads.zero_grad()
     a.mean().backward()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import FrameType, ModuleType
 from typing import Any, Optional
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
 from ...journal import Journal
 from ...observed import batch_norms, follow_reads, tensor_digest, user_reader, wrap_facts
@@ -87,6 +87,8 @@ class Modules:
         self._wrapped = 0
         self._named: dict[int, tuple[ReferenceType[Any], int, str]] = {}
         """Each parameter of a wrapped module with its wrap and name, by identity, which a later one may have again."""
+        self._dropped: list[tuple[ref[Any], Reduction]] = []
+        """Modules whose wrapper is gone, while they may be trained on: nothing reduces their gradients any more."""
         self._layouts: dict[int, tuple[tuple[int, bool], ...]] = {}
         """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
         self.beside: Callable[[], Iterator[tuple[int, str, Any]]] = lambda: iter(())
@@ -118,6 +120,11 @@ class Modules:
     def backward_begins(self) -> tuple[list[int], list[int]]:
         """Return the numbers of the wraps that hold gradients already, and of those under ``no_sync`` only now."""
         adding, too_late = [], []
+        for module, reduction in self._dropped:
+            reduction.backward_begins()
+            held = module()
+            if held is not None and accumulates(held.parameters()):
+                adding.append(reduction.number)
         for ddp, reduction in list(self._wraps.items()):
             reduction.backward_begins()
             if accumulates(ddp.module.parameters()):
@@ -128,7 +135,7 @@ class Modules:
 
     def backward_ended(self, retained: bool) -> dict[int, str]:
         """Return how the gradients fared of each wrap that got some; see ``Reduction.backward_ended``."""
-        fates = {}
+        fates = {reduction.number: reduction.backward_ended(retained) for _, reduction in self._dropped}
         for ddp, reduction in list(self._wraps.items()):
             fates[reduction.number] = fate = reduction.backward_ended(retained)
             if fate == "" and ddp.find_unused_parameters and reduction.training_forwards <= ZEROS_SOUGHT:
@@ -233,10 +240,15 @@ class Modules:
         inner = [self._wraps[part].number for part in module.modules() if part in self._wraps]
         self._wrapped += 1
         self._wraps[ddp] = reduction
+        finalize(ddp, self._wrapper_is_gone, ref(module), reduction).atexit = False
         self._hook(reduction, module)
         facts = wrap_facts(ddp, named_arguments(self._ddp_class.__init__, arguments, options), self._torch)
         site, by_user = self._journal.site(frame), self._journal.user_code.holds(frame.f_code.co_filename)
         self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
+
+    def _wrapper_is_gone(self, module: ref[Any], reduction: Reduction) -> None:
+        reduction.close()
+        self._dropped.append((module, reduction))
 
     def _hook(self, reduction: Reduction, module: Any) -> None:
         """Listen to the gradients of every parameter of a module that wants one, and remember what there is."""
