@@ -2,7 +2,7 @@
 
 What it finds
     A training loop that steps the optimizer after several backward passes through DDP, in a script that never uses
-    `no_sync()`.
+    `no_sync()`. As advice, the same of a sharded model, in a script that never sets what it synchronises.
 
 Why it is bad
     Each backward all-reduces all gradients, though only the sum before the step is needed. With n micro-steps the job
@@ -60,7 +60,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, all_once, descend
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 CHECK = Check(
@@ -70,11 +71,15 @@ CHECK = Check(
     needs=frozenset({"wraps", "forwards", "backwards", "optimizer_steps"}),
     needs_live=frozenset({"wraps", "loaders", "passes", "step_tracks"}),
     subjects=("training",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "fully_shard", "FullyShardedDataParallel"),
 )
 _REMEDY = (
     "Run forward and backward of all micro-steps but the last under model.no_sync(); in Fabric it is "
     "fabric.no_backward_sync(model), in Accelerate accelerator.accumulate(model)."
+)
+_REMEDY_SHARDED = (
+    "Call model.set_requires_gradient_sync(False) before all micro-steps but the last, and with True before that one; "
+    "whole gradients stay in memory until then. With FullyShardedDataParallel it is model.no_sync()."
 )
 
 
@@ -85,9 +90,10 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
-            remedy=_REMEDY,
+            remedy=_REMEDY if found.through_ddp else _REMEDY_SHARDED,
             locations=backward.location,
             because=(("the optimizer steps once for several of these backward passes", step.location),),
+            severity=None if found.through_ddp else Severity.ADVICE,
         )
 
 
@@ -202,6 +208,7 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
 # In a context manager: it may decide whether a backward synchronises.
 _CONTROLS = regex(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
+_SHARDED_CONTROLS = ("no_sync", "set_requires_gradient_sync", "set_requires_all_reduce", "set_is_last_backward")
 # torch's own hooks send each gradient in every backward, as DDP without a hook does.
 _REDUCING_HOOKS = regex(r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\.")
 _COUNTING_NAME = regex(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
@@ -211,7 +218,7 @@ _OPTIMIZER_NAME = regex(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNOREC
 
 
 class Accumulation(msgspec.Struct, frozen=True, eq=False):
-    """Backward passes through DDP of which several belong to one step of the optimizer."""
+    """Backward passes through DDP, or a sharded model, of which several belong to one step of the optimizer."""
 
     backward: Event
     step: Event
@@ -220,6 +227,11 @@ class Accumulation(msgspec.Struct, frozen=True, eq=False):
     nested: bool
     """The backward passes are in a loop of their own before the step."""
 
+    @property
+    def through_ddp(self) -> bool:
+        """Whether DDP averages the gradients, and no sharded model does."""
+        return bool(wrap_numbers(self.backward.receiver))
+
 
 @all_once
 def accumulations(projection: Projection) -> Iterator[Accumulation]:
@@ -227,7 +239,8 @@ def accumulations(projection: Projection) -> Iterator[Accumulation]:
     moves = [step for step in _any_steps(projection) if loop_nodes(step)]
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):
-        if backward.node in seen or not wrap_numbers(backward.receiver) or not loop_nodes(backward):
+        averaged = wrap_numbers(backward.receiver) or wrap_numbers(backward.receiver, SHARDED_TAGS[0])
+        if backward.node in seen or not averaged or not loop_nodes(backward):
             continue
         for step in moves:
             found = _accumulates(projection, backward, step)
@@ -250,6 +263,8 @@ def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
         loop = innermost_loop(found.backward)
         if loop in told:
             continue  # Two arms of one loop, with a scaler and without one, accumulate for one reason.
+        if not found.through_ddp and uses_part(projection.machine.script, _SHARDED_CONTROLS):
+            continue
         forwards = (event for event in projection.in_course("ddp-forward") if innermost_loop(event) is loop)
         contexts = [context for event in (found.backward, *forwards) for context in event.contexts]
         if not any(map(_may_control, contexts)) and not any(innermost_loop(event) is loop for event in controls):
@@ -335,6 +350,8 @@ def _accumulates(projection: Projection, backward: Event, step: Event) -> Accumu
     if len(inner) == len(outer) + 1 and is_prefix(outer, inner) and backward.ordinal < step.ordinal and outer:
         numbers = wrap_numbers(backward.receiver)
         forwards = [event for number in numbers for event in training_forwards(projection, number)]
+        sharded = wrap_numbers(backward.receiver, SHARDED_TAGS[0])
+        forwards += [one for one in projection.in_course("forward") if getattr(one.receiver, "number", 0) in sharded]
         if any(innermost_loop(event) is inner[-1] for event in forwards) and len(step.conditions) == shared:
             return Accumulation(backward, step, None, nested=True)
     return None
