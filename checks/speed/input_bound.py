@@ -3,7 +3,7 @@
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
     processes; and one with workers but without pinned memory. A stream of which each rank loads or transforms every
-    item and keeps its share. In a live run: steps that wait for their batch for more
+    item and keeps its share, also by a stage of a pipeline. In a live run: steps that wait for their batch for more
     than 10% of their time on half of the ranks or more, on the whole and in three of four quarters; the figures are
     those of the quarter in the middle, so that one long wait does not make them. Where the data of a single rank come
     late, see DDP403.
@@ -49,10 +49,13 @@ CHECK = Check(
     triggers=("DataLoader",),
 )
 
+_OF_STREAMS = frozenset({"IterableDataset", "sharding_filter", "split_by_node"})
+"""Words without one of which no stream is divided."""
+
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loaders without workers or pinned memory, and streams that are divided behind the work."""
-    if any("IterableDataset" in module.words for module in script.modules):
+    if any(_OF_STREAMS & module.words for module in script.modules):
         yield from _late_splits(script)
     for loader, has_no_workers in slow_loaders(whole_projection(script)):
         if has_no_workers:

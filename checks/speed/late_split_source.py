@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.checks.data.workers_source import Reached, reached_from
+from ddpdoctor.checks.data.workers_source import reached_from
 from ddpdoctor.checks.speed.input_speed_source import is_work
 from ddpdoctor.finding import Location
 from ddpdoctor.source.interpreter.scopes import Store
@@ -32,38 +32,64 @@ class LateSplit(msgspec.Struct, frozen=True):
 
 def late_splits(projection: Projection) -> Iterator[LateSplit]:
     """Yield the late splits in the code of data sets that feed the training of a DDP model, each once."""
-    seen: set[LateSplit] = set()
-    for feeding in feedings(projection):
-        for dataset in options_of(feeding.loader.argument("dataset", 0) or NONE):
-            if isinstance(dataset, Instance):
-                reached = reached_from(projection, dataset)
-                for found in _Code(reached, projection.machine.store).late_splits():
-                    if found not in seen:
-                        seen.add(found)
-                        yield found
+    store, modules = projection.machine.store, projection.machine.script.modules
+    datasets = [
+        dataset
+        for feeding in feedings(projection)
+        for dataset in options_of(feeding.loader.argument("dataset", 0) or NONE)
+    ]
+    found: dict[LateSplit, None] = {}
+    for dataset in datasets:
+        if isinstance(dataset, Instance):
+            found |= dict.fromkeys(_Code(reached_from(projection, dataset).places, store).late_splits())
+    if datasets:
+        places = tuple((module, module.tree) for module in modules)
+        found |= dict.fromkeys(_Code(places, store).late_stages())
+    yield from found
 
 
 class _Code:
-    """The code that a data set runs."""
+    """The code that a data set runs, or all that was read."""
 
-    def __init__(self, reached: Reached, store: Store) -> None:
-        self._reached = reached
+    def __init__(self, places: Sequence[tuple[Module, ast.AST]], store: Store) -> None:
+        self._places = places
         self._store = store
-        self._functions: Mapping[str, list[tuple[Module, ast.AST]]] = {}
         functions: dict[str, dict[ast.AST, Module]] = {}
-        for module, place in reached.places:
+        for module, place in places:
             for node in module.index.within(place, ast.FunctionDef):
                 functions.setdefault(node.name, {})[node] = module
-        self._functions = {
+        self._functions: Mapping[str, list[tuple[Module, ast.AST]]] = {
             name: [(module, node) for node, module in found.items()] for name, found in functions.items()
         }
 
     def late_splits(self) -> Iterator[LateSplit]:
-        for module, place in self._reached.places:
+        """Yield the splits by the number of an item behind the work."""
+        for module, place in self._places:
             for split, source, before in self._splits(module, place):
                 work = next(self._of_each(module, before), None) or next(self._behind(module, source, set()), None)
                 if work is not None:
                     yield LateSplit(module.location(split), work[0].location(work[1]), work[0].excerpt(work[1]))
+
+    def late_stages(self) -> Iterator[LateSplit]:
+        """Yield the stages of pipelines that keep a rank's items, behind one that works on each."""
+        for module, _ in self._places:
+            for split, before in _stages(module):
+                for stage in before:
+                    work = next(self._of_stage(module, stage), None)
+                    if work is not None:
+                        yield LateSplit(module.location(split), work[0].location(work[1]), work[0].excerpt(work[1]))
+                        break
+
+    def _of_stage(self, module: Module, stage: ast.AST) -> Iterator[tuple[Module, ast.AST]]:
+        if not isinstance(stage, ast.Call):
+            return
+        if last_name(stage.func) == "decode":
+            yield module, stage
+        elif last_name(stage.func) == "map" and stage.args:
+            function = stage.args[0]
+            yield from self._of_each(module, (function,))
+            for home, code in self._functions.get(last_name(function), ()):
+                yield from self._of_each(home, (code,))
 
     def _splits(self, module: Module, place: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, Iterable[ast.AST]]]:
         """Yield each split, what it goes over, and what is done for an item before."""
@@ -121,6 +147,27 @@ class _Code:
                     if found[1] not in seen:
                         seen.add(found[1])
                         pending.append(found)
+
+
+def _stages(module: Module) -> Iterator[tuple[ast.AST, Iterable[ast.AST]]]:
+    """Yield each stage of a pipeline that divides what comes to it by rank, and what comes before it."""
+    for call in module.calls_by_name.get("sharding_filter", ()):
+        yield call, _before(module, call)
+    for call in module.calls_by_name.get("compose", ()):
+        if any(last_name(argument) == "split_by_node" for argument in call.args):
+            yield call, _before(module, call)
+    for call in module.calls_by_name.get("DataPipeline", ()):
+        for number, argument in enumerate(call.args):
+            if last_name(argument) == "split_by_node":
+                yield argument, call.args[:number]
+
+
+def _before(module: Module, call: ast.Call) -> Iterator[ast.AST]:
+    """Yield what a method's object is made of, in variables as well, where it stands before the call."""
+    end = call.func.end_lineno or 0, call.func.end_col_offset or 0
+    for node in made_from(call.func, module.body_around(call)):
+        if isinstance(node, ast.Call) and (node.end_lineno or 0, node.end_col_offset or 0) < end:
+            yield node
 
 
 def _drops(test: ast.If, rest: list[ast.stmt]) -> bool:

@@ -207,6 +207,67 @@ EARLY = {
 }
 
 
+PIPELINE_HEAD = HEAD.replace("from PIL", "import webdataset as wds\nfrom PIL").replace(
+    "import DataLoader", "import DataLoader, datapipes"
+)
+PIPELINE_TAIL = TAIL.replace('Items("data", rank, world_size)', "stream")
+FUNCTIONS = """
+def picture(path):
+    return transforms.functional.to_tensor(Image.open(path))
+
+
+def stripped(path):
+    return path.strip()
+
+
+urls = "shards-{000..063}.tar"
+"""
+LATE_PIPELINES = {
+    "a filter behind a map": """
+stream = datapipes.iter.FileLister("data").map(picture).sharding_filter()  # DDP404
+""",
+    "a filter behind a map, step by step": """
+stream = datapipes.iter.FileLister("data")
+stream = stream.map(stripped).map(lambda path: torch.load(path))
+stream = stream.shuffle().sharding_filter()  # DDP404
+""",
+    "a pipeline split behind decode": """
+stream = wds.DataPipeline(
+    wds.SimpleShardList(urls), wds.tarfile_to_samples(), wds.decode("torchrgb"), wds.split_by_node  # DDP404
+)
+""",
+    "a stream split behind decode": """
+stream = wds.WebDataset(urls).decode("pil").compose(wds.split_by_node)  # DDP404
+""",
+}
+EARLY_PIPELINES = {
+    "a filter before the map": """
+stream = datapipes.iter.FileLister("data").map(stripped).sharding_filter().map(picture)
+""",
+    "shards are split": """
+stream = wds.DataPipeline(
+    wds.SimpleShardList(urls), wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples(), wds.decode("pil")
+)
+""",
+    "the stream splits its shards": """
+stream = wds.WebDataset(urls, nodesplitter=wds.split_by_node).decode("pil").batched(4)
+""",
+    "paths are split": """
+stream = wds.WebDataset(urls).compose(wds.split_by_node).decode("pil").map(picture)
+""",
+}
+
+
+@pytest.mark.parametrize("name", LATE_PIPELINES)
+def test_a_pipeline_that_is_split_behind_the_work_is_told(name: str, tmp_path: Path) -> None:
+    check_marks(tmp_path, FUNCTIONS + LATE_PIPELINES[name] + PIPELINE_TAIL, "DDP404", head=PIPELINE_HEAD)
+
+
+@pytest.mark.parametrize("name", EARLY_PIPELINES)
+def test_a_pipeline_that_is_split_before_the_work_is_not(name: str, tmp_path: Path) -> None:
+    check_marks(tmp_path, FUNCTIONS + EARLY_PIPELINES[name] + PIPELINE_TAIL, "DDP404", head=PIPELINE_HEAD)
+
+
 @pytest.mark.parametrize("name", LATE)
 def test_a_split_behind_the_work_is_told_with_its_line(name: str, tmp_path: Path) -> None:
     check_marks(tmp_path, START + LATE[name] + TAIL, "DDP404", head=HEAD)
