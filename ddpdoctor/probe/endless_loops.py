@@ -22,6 +22,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Genera
 from typing import Any, NamedTuple, Optional, Union
 
 from .journal import Journal
+from .user_code import UserCode
 
 SHORTEST_NS = 12_000_000_000
 PAUSES = 20
@@ -39,11 +40,15 @@ _ENDS_SHOWN = 4
 """Elements at either end of a longer container that count for its state."""
 _DIGESTED_BYTES = 1 << 16
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, range, type(...))
+_CONSTANT_KINDS = frozenset({"Generator", "Random", "RandomState", "device", "dtype", "object"})
+"""Types of the rest that count as constant: another draw is no progress."""
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(0), "", b"")
 _ITERATORS = tuple(type(iter(one)) for one in _ITERATED)
-_FROM_OUTSIDE = frozenset({"time", "datetime", "os", "posix", "posixpath", "glob", "pathlib", "socket", "select"})
+_FROM_OUTSIDE = frozenset(
+    {"time", "datetime", "os", "posix", "posixpath", "glob", "pathlib", "socket", "select", "_io", "io"}
+)
 """Modules whose functions may answer otherwise although nothing here has changed."""
 
 
@@ -72,7 +77,7 @@ class EndlessLoops:
         self._empty: set[str] = set()
         self._filled: set[str] = set()
         """Containers that held nothing at some look, and those that held something."""
-        self._told = False
+        self._told = self._asks_outside = False
         self._progress: tuple[int, ...] = ()
         self._progress_ns = self._longest_ns = 0
 
@@ -94,7 +99,7 @@ class EndlessLoops:
                 return
         if self._told:
             self._journal.event("endless_loop", over=True)
-        self._loop, self._told = None, False
+        self._loop, self._told, self._asks_outside = None, False, False
         # Python changes from one thread to another where a loop turns back: a short one is met nowhere else.
         if same == len(chain) == len(last) and frames and frames[-1] is frame and _turns_back(frame):
             same -= 1
@@ -129,8 +134,9 @@ class EndlessLoops:
         if lasted_ns < LOOKED_INTO_AFTER_NS or len(self._states) > MOST_STATES or self._told:
             return
         self._named.update(name for one in frames for name in one.f_code.co_names)
+        self._asks_outside |= any(map(_looks_outside, frames))
         try:
-            state = _State(frames, caller, self._named)
+            state = _State(frames, caller, self._named, self._journal.user_code)
         except RuntimeError:  # The thread changes what is read.
             return
         self._empty |= state.empty
@@ -143,7 +149,7 @@ class EndlessLoops:
         recurs = not state.is_opaque and 2 * (now_ns - self._changed_ns) >= lasted_ns
         empty = self._empty - self._filled
         node = _statement(loop, self._lines)
-        if (recurs or _leaves_only_by(node, empty)) and not (any(map(_looks_outside, frames)) or self._others_work()):
+        if (recurs or _leaves_only_by(node, empty)) and not (self._asks_outside or self._others_work()):
             self._told = True
             innermost, *outer = self._journal.user_code.frames(loop)
             line = min(self._lines) if node is None else node.lineno
@@ -233,7 +239,7 @@ def _exits(node: ast.AST, empty: set[str]) -> bool:
 def _looks_outside(frame: FrameType) -> bool:
     """Return whether the code of a frame names a module, or a function of one, that asks for a clock or the outside."""
     for name in frame.f_code.co_names:
-        found = frame.f_globals.get(name)
+        found = frame.f_globals.get(name, frame.f_builtins.get(name))
         module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
         if isinstance(module, str) and module.partition(".")[0] in _FROM_OUTSIDE:
             return True
@@ -243,14 +249,16 @@ def _looks_outside(frame: FrameType) -> bool:
 class _State:
     """What the variables of some frames, and the objects that they hold, are worth at one moment."""
 
-    def __init__(self, frames: list[FrameType], caller: Optional[FrameType], named: set[str]) -> None:
+    def __init__(
+        self, frames: list[FrameType], caller: Optional[FrameType], named: set[str], user_code: UserCode
+    ) -> None:
         self.empty: set[str] = set()
         """Containers that hold nothing, as the code names them."""
         self.filled: set[str] = set()
         self.is_opaque = False
         """Something that the code uses may change unseen."""
         self._parts = 0
-        self._named = named
+        self._named, self._user_code = named, user_code
         found: list[object] = []
         for frame in frames:
             values = dict(frame.f_locals)
@@ -298,11 +306,13 @@ class _State:
             return content
         attributes = _attributes(value)
         if not attributes:
-            module = type(value).__module__.partition(".")[0]
-            self.is_opaque |= used and module not in ("random", "numpy", "torch", "builtins")
+            self.is_opaque |= used and type(value).__name__ not in _CONSTANT_KINDS
             return id(value)
+        module = sys.modules.get(type(value).__module__)
+        is_users = self._user_code.holds(str(getattr(module, "__file__", None) or ""))
         return type(value), tuple(
-            (name, self._of(held, depth + 1, used=used and name in self._named)) for name, held in attributes
+            (name, self._of(held, depth + 1, used=used and (name in self._named or not is_users)))
+            for name, held in attributes
         )
 
 
