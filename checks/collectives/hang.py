@@ -8,7 +8,8 @@ What it finds
     stall time too, as a warning: it becomes an error once the rank has been at one place for a minute. A rank that
     sleeps or polls is not reported as long as its own timer wakes it before the timeout. A rank that works in one
     function for twenty of the job's longest pauses (a minute at least) while others wait is suspected of an endless
-    loop. A process whose script has finished, but not one of its threads, is found, too.
+    loop; sooner, one that goes around a loop in which nothing changes, such as an endless generator over an empty share
+    of the data. A process whose script has finished, but not one of its threads, is found, too.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -108,6 +109,16 @@ def _remedy(divergence: Divergence) -> str:
         return (
             f"Rank {turn.rank} is at a debugger prompt: remove the breakpoint, or debug a run with one rank, which "
             "has its own terminal."
+        )
+    if turn is not None and turn.endless is not None and turn.endless.empty:
+        return (
+            f"Give rank {turn.rank} its share: at least one shard or file for every rank (and for every worker of its "
+            "loader), or fewer ranks; and end the generator, or raise, where a share is empty."
+        )
+    if turn is not None and turn.endless is not None:
+        return (
+            f"Check what the loop goes around for: nothing changed in it on rank {turn.rank}, so that it will not end. "
+            "Bound the number of its rounds, and raise where they are used up."
         )
     if turn is not None and turn.loops:
         return (

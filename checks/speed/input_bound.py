@@ -2,7 +2,8 @@
 
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
-    processes; and one with workers but without pinned memory. In a live run: steps that wait for their batch for more
+    processes; and one with workers but without pinned memory. A stream of which each rank loads or transforms every
+    item and keeps its share, also by a stage of a pipeline. In a live run: steps that wait for their batch for more
     than 10% of their time on half of the ranks or more, on the whole and in three of four quarters; the figures are
     those of the quarter in the middle, so that one long wait does not make them. Where the data of a single rank come
     late, see DDP403.
@@ -10,7 +11,8 @@ What it finds
 Why it is bad
     Without workers each batch is read and decoded in the training process, between two steps, while the GPU and,
     through the next collective, all other ranks wait. From memory that is not pinned each batch is copied twice, and
-    non_blocking=True has no effect.
+    non_blocking=True has no effect. Where the share of a rank is taken behind the work, more ranks make no batch come
+    sooner: each works for all.
 
 Example
     loader = DataLoader(ImageFolder(root, transform), batch_size=64, sampler=sampler)
@@ -47,9 +49,14 @@ CHECK = Check(
     triggers=("DataLoader",),
 )
 
+_OF_STREAMS = frozenset({"IterableDataset", "sharding_filter", "split_by_node"})
+"""Words without one of which no stream is divided."""
+
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report loaders of training data without workers or without pinned memory."""
+    """Report loaders without workers or pinned memory, and streams that are divided behind the work."""
+    if any(_OF_STREAMS & module.words for module in script.modules):
+        yield from _late_splits(script)
     for loader, has_no_workers in slow_loaders(whole_projection(script)):
         if has_no_workers:
             title = "this DataLoader has no worker processes: batches are loaded between the steps, while the GPU waits"
@@ -58,6 +65,19 @@ def in_source(script: Script) -> Iterator[Finding]:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
         yield CHECK.finding("source", title, remedy=remedy, locations=loader.location)
+
+
+def _late_splits(script: Script) -> Iterator[Finding]:
+    from ddpdoctor.checks.speed.late_split_source import late_splits
+
+    for late in late_splits(whole_projection(script)):
+        title = "the share of a rank is taken behind the work: each rank does that for all items, and drops the others'"
+        remedy = (
+            "Take the share of what is cheap, such as `paths[rank::world_size]` or the indices, before the items are "
+            "loaded and transformed."
+        )
+        because = [(f"`{late.done}` is run for each item, before the test whose item it is", late.work)]
+        yield CHECK.finding("source", title, remedy=remedy, locations=(late.split, late.work), because=because)
 
 
 in_run = CHECK.judged_by("checks.speed.steps_run", "data_wait")

@@ -19,7 +19,7 @@ from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
 from ddpdoctor.source.vocabulary import FABRICS
@@ -28,6 +28,10 @@ _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 # torchvision holds these in memory as a whole, or makes them up: an item costs no file.
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
+
+# Names of functions that read an item as a whole, or make what is trained on of it, and packages of such functions.
+_WORKING = frozenset({"load", "imread", "read_image", "transform", "tokenizer", "decode"})
+_WORKING_PACKAGES = ("torch.nn.functional.", "torchvision.", "torchaudio.", "PIL.")
 
 # Frameworks under which a script that has a loop around a backward writes its steps itself.
 _LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
@@ -86,11 +90,17 @@ def _reads_files(cls: ast.ClassDef) -> bool:
     for method in cls.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
             for node in descend(method):
-                if isinstance(node, ast.Call):
-                    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                    if last in {"open", "load", "imread", "read_image", "transform", "tokenizer", "decode", "read"}:
-                        return True
+                if isinstance(node, ast.Call) and last_name(node.func) in _WORKING | {"open", "read"}:
+                    return True
     return False
+
+
+def is_work(module: Module, call: ast.Call) -> bool:
+    """Return whether a call reads, decodes or transforms an item; a line that becomes text is cheap."""
+    name = last_name(call.func)
+    if name == "decode" and all(isinstance(argument, ast.Constant) for argument in call.args):
+        return False
+    return name in _WORKING or module.resolve(call.func).startswith(_WORKING_PACKAGES)
 
 
 def _on_device(dataset: Value) -> bool:

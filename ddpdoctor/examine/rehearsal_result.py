@@ -189,6 +189,8 @@ _HINTS = {
     "no-ranks": "`python -E`, `-I`, `-S` and a reset PYTHONPATH drop the probe; `--static` does not need it.",
     "launch-failed": ARGUMENTS_HINT,
 }
+LONG_WAIT_NS = 10_000_000_000
+"""After so long more time is not the first thing to think of: a watched job reports a wait then, too."""
 _TOO_LONG = frozenset({"time-limit", "slow"})
 _OWN_BATCHES_HINT = (
     "The script trains without a DataLoader, whose batches would be cut: choose a smaller model or "
@@ -301,7 +303,9 @@ def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgemen
             reason = f"{reason}: {where}"
         told_by = _PARTINGS if job.stop_reason == "proof" else frozenset[Trouble]()
         hint = _HINTS.get(job.stop_reason, "")
-        if job.stop_reason in _TOO_LONG and record.wraps and not record.loaders:
+        if job.stop_reason == "time-limit" and (waited := _waited_for_long(record)):
+            hint = waited
+        elif job.stop_reason in _TOO_LONG and record.wraps and not record.loaders:
             hint = _OWN_BATCHES_HINT
         elif job.stop_reason in _TOO_LONG and 0 < int(job.batch_size or 0) <= SMALLEST_BATCH:
             hint = _SMALLEST_HINT
@@ -341,6 +345,22 @@ def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgemen
         reason = "the script ended before every rank made an optimizer step"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     return _Judgement("completed")
+
+
+def _waited_for_long(record: RunRecord) -> str:
+    """Return what helps where ranks waited long for one that was busy; empty where none did."""
+    from ddpdoctor.diagnosis.divergence.matching import matched
+    from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
+    from ddpdoctor.diagnosis.live_verdict import lasting_wait
+
+    wait = lasting_wait(record, blocked_ranks(record, matched(record)))
+    lasted_ns = record.job.ended_ns - (record.job.ended_ns if wait is None else wait.since_ns)
+    if wait is None or lasted_ns < LONG_WAIT_NS:
+        return ""
+    return (
+        f"{rank_list(wait.waiting).capitalize()} waited {lasted_ns / 1e9:.0f} s for rank {wait.late}. See whether that "
+        "is at work there, or in a loop that never ends; if it only takes long, give it more time with `--time-limit`."
+    )
 
 
 def _lacking(record: RunRecord, root: str, script: Script | None) -> _Judgement | None:

@@ -90,7 +90,7 @@ class RehearsedRanks:
     def record(self, job: Job) -> RunRecord:
         """Return the record of what is known so far; what the ranks say of their world and torch goes into the job."""
         record = _recorded(self.assembly, job)
-        if not self._stuck and not self._polling:
+        if not self._stuck and not self._polling and not record.endless_loops:
             return record
         return msgspec.structs.replace(record, ranks=tuple(self._judged(rank, record) for rank in record.ranks))
 
@@ -144,6 +144,8 @@ class RehearsedRanks:
             own = (entry for entry in record.accesses if entry.rank == rank.rank and entry.action in ("check", "read"))
             newest = max(own, key=lambda entry: entry.time_ns, default=None)
             return msgspec.structs.replace(rank, stuck=True, polls_for="" if newest is None else newest.path)
+        if record.endless_loop(rank.rank) is not None:
+            return msgspec.structs.replace(rank, stuck=True, loops=True)
         if rank.pid in self._stuck:
             return msgspec.structs.replace(rank, stuck=True, stopped=self._is_stopped(rank.pid))
         return rank

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from ..record import layout
 from ..record.writer import CollectiveRing
+from .endless_loops import EndlessLoops
 from .journal import Journal
 from .user_code import UserCode, all_frames
 
@@ -87,7 +88,9 @@ class Heartbeat:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._main = ThreadWatch(threading.main_thread().ident or 0, journal.user_code)
+        main = threading.main_thread().ident or 0
+        self._main = ThreadWatch(main, journal.user_code)
+        self._loops = EndlessLoops(journal, main)
         self._answered = 0
 
     def start(self) -> None:
@@ -116,7 +119,9 @@ class Heartbeat:
         waiting_row = journal.settle()
         main = self._main
         main.compute()
-        is_blocked = main.look(main.frame(), time.monotonic_ns())
+        frame, now_ns = main.frame(), time.monotonic_ns()
+        is_blocked = main.look(frame, now_ns)
+        journal.guarded(self._loops.look, frame, now_ns, harms=())
         if journal.sleeps_until_ns or not is_blocked or main.unchanged_ms < WAITING_AFTER_MS:
             waiting_row = -1
         journal.waits = waiting_row >= 0

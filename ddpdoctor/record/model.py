@@ -18,6 +18,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
     CutGraph,
+    EndlessLoop,
     Group,
     Handled,
     OutsiderCall,
@@ -386,6 +387,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     handled: tuple[Handled, ...] = ()
+    endless_loops: tuple[EndlessLoop, ...] = ()
     accesses: tuple[Access, ...] = ()
     device_uses: tuple[DeviceUse, ...] = ()
     device_choices: tuple[DeviceChoice, ...] = ()
@@ -451,6 +453,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def stacks_of(self, rank: int) -> Sequence[StackDump]:
         """Return the stacks of one rank, in their order."""
         return self._rows_of("stacks", rank)
+
+    def endless_loop(self, rank: int) -> EndlessLoop | None:
+        """Return the loop that one rank, or a process that works for it, was seen not to leave."""
+        newest = next(reversed(self._rows_of("endless_loops", rank)), None)
+        return None if newest is None or newest.over else newest
 
     def _rows_of(self, stream: str, rank: int) -> Sequence[Any]:
         """Those of one rank; there may be thousands of ranks, and each is looked for again and again."""

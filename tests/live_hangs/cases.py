@@ -105,7 +105,7 @@ def search():
 _RETRY = """
 def next_sample():
     fault()
-    while True:
+    while True:  # here
         try:
             return [][0]  # here
         except IndexError:

@@ -21,7 +21,7 @@ LINES = [Site((Frame(f"train.py{number}", number, "main"),)) for number in range
 DURATIONS = {
     "timeout_ns", "data_wait_ns", "forward_ns", "backward_ns", "explicit_ns", "optimizer_ns", "exposed_ns", "window_ns",
     "device_forward_ns", "device_backward_ns", "device_optimizer_ns", "main_cpu_ns", "watched_ns",
-    "main_waited_ns", "wait_ns", "clock_error_ns",
+    "main_waited_ns", "wait_ns", "clock_error_ns", "lasted_ns",
 }  # fmt: skip
 """Times of a record that are no moments, so that no clock moves them."""
 

@@ -212,6 +212,10 @@ def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
         what, subject = details(turn.signature), _named(turn.signature.subject)
         extra = f"{subject and f' on {subject}'}{what and f' ({what})'}"
         numbers["bytes"] = turn.signature.size_bytes
+    if turn.endless is not None:
+        rounds, lasted = turn.endless.rounds, duration_text(turn.endless.lasted_ns)
+        found = "it came to nothing" if turn.endless.empty else "nothing changed in it"
+        extra = f": {found} in {rounds:,} rounds or more, within {lasted}"
     return Fact(
         text=f"{prefix}rank {turn.rank} {_doing([turn])}{extra}" + (f" in step {turn.step}" if turn.step else ""),
         basis=basis,
@@ -283,7 +287,9 @@ def _doing(turns: list[NextCall]) -> str:
         return f"{verb(numbers, 'has', 'have')} finished except for the {turn.kept_by} at {place(turn.line)}"
     if turn.loops:
         within = f" in {turn.line.function}" if turn.line is not None and turn.line.function != "<module>" else ""
-        return f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"
+        seems = f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"
+        empty = [] if turn.endless is None else [f"`{name}`" for name in turn.endless.empty]
+        return seems + (f" ({' and '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty)" if empty else "")
     if turn.stopped:
         return f"{verb(numbers, 'is', 'are')} stopped by a signal"
     if turn.polls_for:

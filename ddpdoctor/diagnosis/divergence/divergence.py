@@ -550,13 +550,15 @@ def from_standstill(
     known = {rank.rank: rank for rank in record.ranks}
     # A rank that was stopped in a collective which the others have reached meanwhile waits for no one there.
     after = tuple(elsewhere(record, rank, known[rank], blocked[rank] if rank in still else None) for rank in everyone)
+    loops = any(turn.endless is not None and turn.rank == culprit for turn in after)
+    does = "goes around one loop while the others wait" if loops else "was idle while the others waited"
     found = Divergence(
         form="stuck" if waited_for else "standstill",
         turns=after,
         world_size=len(record.ranks),
         difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
         culprit=culprit,
-        culprit_reason="" if culprit is None else "it was idle while the others waited",
+        culprit_reason="" if culprit is None else f"it {does}",
     )
     if first.group is None or first.position is None:
         return found

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.divergence.waiting import Blocked
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.finding import Frame, in_user_code
 from ddpdoctor.record.model import Rank, RankException, RunRecord
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Handled, Signature, Wait
+from ddpdoctor.record.streams.collectives import CollectiveTrack, EndlessLoop, Group, Handled, Signature, Wait
 from ddpdoctor.record.streams.setup import StackDump
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
@@ -57,6 +57,8 @@ class NextCall(msgspec.Struct, frozen=True, kw_only=True):
     """A signal has stopped its process."""
     loops: bool = False
     """It works at one place for so long that it seems to be in an endless loop."""
+    endless: EndlessLoop | None = None
+    """The same, where nothing changes in the loop; ``frames`` is the loop then."""
     kept_by: str = ""
     """The thread or exit handler that keeps the process though its script is over; ``frames`` is where that stands."""
     seen_ago_ns: int = 0
@@ -212,6 +214,9 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
     seen_ago_ns = _seen_ago_ns(record, number)
     if not frames or _is_newer_than_stack(record, number):
         frames = _last_place(record, number) or frames
+    endless = record.endless_loop(number) if rank is not None and rank.loops else None
+    if endless is not None:
+        frames = record.site(endless.site).frames
     sleeps_ns = 0 if rank is None or not rank.sleeps_until_ns else max(1, rank.sleeps_until_ns - record.job.ended_ns)
     return NextCall(
         rank=number,
@@ -220,6 +225,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         polls_for="" if rank is None else rank.polls_for,
         stopped=rank is not None and rank.stopped,
         loops=rank is not None and rank.loops,
+        endless=endless,
         seen_ago_ns=seen_ago_ns,
         frames=frames,
         stack=stack,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional
 
+from ..endless_loops import watch_workers
 from ..environment import Settings
 from ..groups import GroupBook, Groups
 from ..heartbeat import log_as_rank
@@ -149,6 +150,7 @@ class Rehearsal:
 
         loaders.hand_out = hand_out
         loaders.install()
+        watch_workers(journal, torch)
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
         division.install()

@@ -254,6 +254,7 @@ _OF_CHILDREN = {
     "checkpoint_loaded": "checkpoint_loads",
     "state_names": "state_names",
     "forked_use": "forked_uses",
+    "endless_loop": "endless_loops",
     "cpu_threads": "cpu_threads",
     "optimizer_size": "optimizer_sizes",
     "bucket_layout": "bucket_layouts",

@@ -87,6 +87,21 @@ class Handled(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
 
 
+class EndlessLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """A loop of a rank, or of a process that works for it, in which nothing changes any more; or that it was left."""
+
+    rank: int
+    site: int = -1
+    """The head of the loop."""
+    rounds: int = 0
+    """How often it was seen to begin anew, which is less than it did."""
+    lasted_ns: int = 0
+    empty: tuple[str, ...] = ()
+    """Containers that hold nothing, as its code names them."""
+    over: bool = False
+    """It was left after all."""
+
+
 class SharedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group that a rank used from two threads at once, when it was first seen to be."""
 

@@ -158,11 +158,18 @@ def as_written(store: Store, module: Module, around: ast.AST) -> Part | None:
         name, arguments = last_name(call.func), call.args
         if name == "range" and len(arguments) == 3 and _named_so(store, arguments[0], arguments[2]):
             found.extend([call] if _is_length(module, arguments[1]) else [])
-        elif name == "islice" and len(arguments) == 4 and _named_so(store, arguments[1], arguments[3]):
-            found.extend([call] if isinstance(arguments[2], ast.Constant) and arguments[2].value is None else [])
+        elif takes_every_nth(store, call):
+            found.append(call)
     if not found or _grows(module, around):
         return None
     return Part(found[0], module)
+
+
+def takes_every_nth(store: Store, call: ast.Call) -> bool:
+    """Return whether a call is ``itertools.islice(stream, rank, None, world_size)``, by names."""
+    if last_name(call.func) != "islice" or len(call.args) != 4 or not _named_so(store, call.args[1], call.args[3]):
+        return False
+    return isinstance(call.args[2], ast.Constant) and call.args[2].value is None
 
 
 def may_even_out(store: Store, module: Module, *, with_rest: bool) -> bool:
