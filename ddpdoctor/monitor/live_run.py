@@ -203,9 +203,7 @@ class StuckRanks:
         ]
         if by_signal or record.stacks:
             record = msgspec.structs.replace(record, stacks=users_stacks((*record.stacks, *by_signal)))
-        endless = {rank.pid for rank in record.ranks if record.endless_loop(rank.rank) is not None}
-        looping_ones = endless | ({looping} if looping is not None else set())
-        stuck = self._stuck | looping_ones
+        stuck = self._stuck | ({looping} if looping is not None else set())
         pids = {rank.rank: rank.pid for rank in record.ranks if rank.pid in stuck}
         mains = [one for one in record.stacks if one.main and one.rank in pids]
         waiting = {one.rank for one in mains if waits_for_a_worker(one.frames)}
@@ -221,7 +219,7 @@ class StuckRanks:
                 stuck=rank.pid in stuck,
                 restless=rank.pid in self._restless,
                 stopped=rank.pid in stuck & self._stopped_since_ns.keys(),
-                loops=rank.pid in looping_ones,
+                loops=rank.pid == looping,
             )
 
         known = stuck | self._restless

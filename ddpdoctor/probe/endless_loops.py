@@ -4,6 +4,9 @@ The loop is seen in looks at the stack: the outermost of the user's frames that 
 loop that is only slow makes progress somewhere: in a variable of its own, of a function that it calls, or of an object
 that they hold. One that has seen each of its states before will see them again. What waits for a clock, for the outside
 or for another thread or process may leave without a change of its own, and is left alone.
+
+In rehearsals only: before Python 3.13 to look at a frame's variables changes what the user's ``locals()`` returned, and
+keeps what the variables held.
 """
 
 from __future__ import annotations
@@ -131,6 +134,10 @@ class EndlessLoops:
         self._instruction = loop.f_lasti
         self._lines.add(loop.f_lineno or 0)
         lasted_ns = now_ns - self._since_ns
+        if self._progress_ns > self._since_ns:  # Training goes on inside of it.
+            self._since_ns = self._changed_ns = now_ns
+            self._states.clear()
+            return
         if lasted_ns < LOOKED_INTO_AFTER_NS or len(self._states) > MOST_STATES or self._told:
             return
         self._named.update(name for one in frames for name in one.f_code.co_names)
@@ -208,7 +215,7 @@ def _watch(journal: Journal, loops: EndlessLoops, thread: int) -> None:
 def _statement(loop: FrameType, lines: set[int]) -> Optional[Union[ast.While, ast.For]]:
     """Return the innermost statement that loops over all lines at which a frame was seen."""
     try:
-        tree = ast.parse("".join(linecache.getlines(loop.f_code.co_filename, loop.f_globals)))
+        tree = _parsed("".join(linecache.getlines(loop.f_code.co_filename, loop.f_globals)))
     except (SyntaxError, ValueError, RecursionError):
         return None
     around = [
@@ -217,6 +224,11 @@ def _statement(loop: FrameType, lines: set[int]) -> Optional[Union[ast.While, as
         if isinstance(node, (ast.While, ast.For)) and node.lineno <= min(lines) and max(lines) <= (node.end_lineno or 0)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _leaves_only_by(node: Optional[Union[ast.While, ast.For]], empty: set[str]) -> bool:
@@ -321,13 +333,16 @@ def _attributes(value: object) -> list[tuple[str, object]]:
     return list(held.items()) if isinstance(held, dict) else []
 
 
+def _is_one(value: object, module: str, name: str) -> bool:
+    return isinstance(value, getattr(sys.modules.get(module), name, ()))
+
+
 def _content(value: Any) -> object:
-    """Return what the beginning of a tensor or an array holds; None for anything else."""
-    if type(value).__module__.partition(".")[0] not in ("torch", "numpy") or not hasattr(value, "tobytes"):
-        detach = getattr(value, "detach", None)
-        if detach is None or not hasattr(value, "untyped_storage"):
-            return None
+    """Return what a small tensor or array holds, and of others which it is; None for anything else."""
+    if _is_one(value, "torch", "Tensor"):
         if str(value.device) != "cpu" or value.is_sparse or value.numel() * value.element_size() > _DIGESTED_BYTES:
             return id(value), int(value._version)
-        return tuple(value.shape), hash(tuple(detach().reshape(-1).tolist()))
-    return value.shape, hash(value.tobytes()[:_DIGESTED_BYTES])
+        return tuple(value.shape), hash(tuple(value.detach().reshape(-1).tolist()))
+    if _is_one(value, "numpy", "ndarray"):
+        return value.shape, hash(value.tobytes()) if value.nbytes <= _DIGESTED_BYTES else id(value)
+    return None

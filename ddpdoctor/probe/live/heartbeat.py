@@ -10,7 +10,6 @@ from typing import Optional
 
 from ...record import layout
 from ...record.writer import offset_ns
-from ..endless_loops import EndlessLoops
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
 from ..journal import Journal
 from ..user_code import UserCode
@@ -125,7 +124,6 @@ class HeartbeatThread:
     def _begin(self) -> None:
         """Forget everything about the training thread, in a process where no thread of ours runs."""
         self._watch: Optional[ThreadWatch] = None
-        self._loops = EndlessLoops(self._observer.journal, 0)
         self._answered = 0
         self._site = -1
         self._clocks = OwnClocks()
@@ -153,7 +151,6 @@ class HeartbeatThread:
         """Start to watch a thread of this process, or watch another one from now on; ours dies with the process."""
         is_first = self._watch is None
         self._watch = ThreadWatch(thread, self._observer.journal.user_code)
-        self._loops = EndlessLoops(self._observer.journal, thread)
         if thread != threading.main_thread().ident:
             self._observer.journal.event("training_thread", thread=thread)
         if is_first:
@@ -280,7 +277,6 @@ class HeartbeatThread:
         """
         frame = watch.frame()
         is_blocked = watch.look(frame, now_ns)
-        self._observer.journal.guarded(self._loops.look, frame, now_ns, harms=())
         if phase is not None and frame is not None:
             self._looks.note(phase, self._observer.journal.site(frame))
         stands = watch.unchanged_ms >= SITE_AFTER_MS
