@@ -64,6 +64,7 @@ from ddpdoctor.record.streams.training import (
     FileEvent,
     GradientsTaken,
     Loader,
+    MadeParameters,
     MissingGradient,
     NonFinite,
     OptimizerStep,
@@ -365,6 +366,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     buffers: tuple[BufferState, ...] = ()
     gradient_digests: tuple[StepDigest, ...] = ()
     parameter_digests: tuple[StepDigest, ...] = ()
+    made_parameters: tuple[MadeParameters, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
     plateau_steps: tuple[PlateauStep, ...] = ()

@@ -37,6 +37,8 @@ CHAOTIC = 0.1
 FACTORS_KEPT = 16
 EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
+APART = "the ranks begin with different parameters"
+"""Then no process can be given those of all of them."""
 Vector = Sequence[float]
 
 
@@ -220,7 +222,7 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 
 def _other_steps(runs: Runs, count: int) -> str:
     if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
-        return "the ranks begin with different parameters"
+        return APART
     for steps in (runs.one, *runs.others, *runs.alone):
         if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
             return "one process could not be given the parameters of the ranks"

@@ -226,6 +226,7 @@ _ROWS = {
     "buffers": "buffers",
     "gradient_digests": "gradient_digests",
     "parameter_digests": "parameter_digests",
+    "parameters_made": "made_parameters",
     "gradients_taken": "gradients_taken",
     "unheld_parameters": "unheld_parameters",
     "plateau_step": "plateau_steps",

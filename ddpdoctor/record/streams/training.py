@@ -109,6 +109,16 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
+class MadeParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of an optimizer that are in no wrapped module, which one call chain has made."""
+
+    rank: int
+    optimizer: int
+    site: int = -1
+    names: Mapping[str, str] = {}
+    """Name and model of each, by its name in the digests; empty where no module holds it."""
+
+
 class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of the parameters of a DDP module in a live run, after a step."""
 
