@@ -51,6 +51,10 @@ class Gradient(msgspec.Struct, frozen=True):
     """At the optimizer; None where there is none."""
     local: Vector | None
     """What backward added to it; None where that was not recorded."""
+    piece: int = 0
+    """So many elements each rank holds, one after the other; 0 where it is not divided so."""
+    stride: int = 1
+    """One of so many elements is in the values."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -69,6 +73,8 @@ class Step(msgspec.Struct, frozen=True):
     """… which of these operations a backward has, …"""
     counted: Mapping[tuple[str, str, int], tuple[str, int]] = {}
     """… and where the number of a scaling was all-reduced."""
+    rescaled: tuple[tuple[str, int], ...] = ()
+    """Lines that multiply gradients after a backward."""
     entered: Mapping[str, tuple[str, int]] = {}
     """Digests of data that entered the loss and that no process is given, and where."""
     state: str = ""
@@ -122,7 +128,9 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         for there in (row["gradient"], row["local"]):
             found.append(numbers[at : at + row["kept"]] if there else None)
             at += row["kept"] if there else 0
-        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), *found))
+        values, local = found
+        piece, stride = int(row["piece"]), int(row["stride"])
+        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), values, local, piece, stride))
     if at != len(numbers):
         raise ValueError("a step has other numbers than its head says")
     return Step(
@@ -136,6 +144,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         counted={
             (str(kind), str(file), int(line)): (str(at), int(row)) for kind, file, line, at, row in head["counted"]
         },
+        rescaled=tuple((str(file), int(line)) for file, line in head["rescaled"]),
         entered={str(digest): (str(file), int(line)) for digest, file, line in head["entered"]},
         state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
@@ -164,6 +173,8 @@ class _Row(msgspec.Struct, frozen=True):
     others: tuple[Vector | None, ...]
     local: tuple[Vector | None, ...]
     alone: tuple[Vector | None, ...]
+    piece: int
+    stride: int
     noise: float
     """The norm of what rounding makes of it, where that was measured."""
 
@@ -247,6 +258,8 @@ def _rows(runs: Runs, number: int) -> Iterator[_Row]:
         yield _Row(
             noise=_norm(_minus(gradient.values, again)) if again is not None else 0.0,
             step=number,
+            piece=gradient.piece,
+            stride=gradient.stride,
             wrap=gradient.wrap,
             name=gradient.name,
             ranks=tuple(of(steps, index) for steps in runs.ranks),
@@ -310,6 +323,10 @@ class _Judge:
             return self._says("unsynchronised", apart)
         if (clip := self._clip()) is not None:
             return self._says("clipped", self._differ, places=(clip,))
+        if own := self._own_factors():
+            places = [("", *place) for place in self._runs.ranks[0][0].rescaled]
+            places += [("", *place) for steps in self._runs.ranks[1:] for place in steps[0].rescaled]
+            return self._says("own-factors", self._differ, by_rank=own, places=tuple(dict.fromkeys(places)))
         factors = [self._factor(row) for row in self._rows]
         if all(factor is not None for factor in factors):
             return self._scaled([factor for factor in factors if factor is not None])
@@ -339,6 +356,28 @@ class _Judge:
             return ()
         both = [what for what, values in mine.items() if len(one.get(what, ())) == len(values)]
         return tuple(what for what in both if _distance(mine[what], one[what]) > self._tolerance)
+
+    def _own_factors(self) -> tuple[float, ...]:
+        """Return by which factor what each rank holds of every gradient differs, in the first step in which the ranks'
+        are not the same; none where the pieces of a rank have other directions, or a gradient is in no pieces.
+        """
+        for step in range(self._steps):
+            rows = [row for row in self._rows if row.step == step and not self._is_rounding(row)]
+            if not rows or any(not row.piece or row.here is None or row.one is None for row in rows):
+                return ()
+            factors = []
+            for rank in range(self._world):
+                here = [_of_rank(row.here, row, rank) for row in rows]
+                one = [_of_rank(row.one, row, rank) for row in rows]
+                square = sum(map(_dot, one, one))
+                factor = sum(map(_dot, here, one)) / square if square else 0.0
+                rest = math.sqrt(sum(_norm(_minus(a, b, factor)) ** 2 for a, b in zip(here, one, strict=True)))
+                if factor <= 0 or rest > EXPLAINED * self._tolerance * math.sqrt(sum(map(_dot, here, here))):
+                    return ()
+                factors.append(float(f"{factor:.4g}"))
+            if any(not self._is_same(one, factors[0]) for one in factors):
+                return tuple(factors)
+        return ()
 
     @property
     def _kind_if_open(self) -> str:
@@ -614,6 +653,12 @@ def _scale(rows: list[_Row]) -> float:
     squares = [(_dot(vector, vector), len(vector)) for vector in vectors if vector is not None]
     elements = sum(length for _, length in squares)
     return math.sqrt(sum(square for square, _ in squares) / elements) if elements else 0.0
+
+
+def _of_rank(vector: Vector | None, row: _Row, rank: int) -> Vector:
+    """Return what a rank holds of a gradient, of which one in some elements was kept."""
+    begin, end = (-(-number * row.piece // row.stride) for number in (rank, rank + 1))
+    return (vector or ())[begin:end]
 
 
 def _dot(a: Vector | None, b: Vector | None) -> float:
