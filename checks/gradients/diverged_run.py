@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -158,6 +158,14 @@ def diverged_replicas(record: RunRecord) -> Iterator[Verdict]:
             yield _described(record, first, wraps)
 
 
+def _writes(record: RunRecord, wrap: int, names: Sequence[str]) -> tuple[tuple[str, Via], ...]:
+    """Return the lines that change the first of these tensors."""
+    own = [one for one in record.own_writes if one.wrap == wrap and one.name in names]
+    sites = dict.fromkeys(one.site for one in own if one.name == own[0].name)
+    chains = ((record.site(site), site_location(record.site(site))) for site in sites)
+    return tuple((f"{own[0].name} is changed here", Via(place, chain.frames)) for chain, place in chains)
+
+
 _OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 """Statistics of torch's norms, which a training forward does not use: a check of their own is about them."""
 
@@ -194,6 +202,7 @@ def own_buffers(record: RunRecord) -> Iterator[Verdict]:
             severity=Severity.WARNING,
             because=(
                 (f"{len(names):,} of {len(held):,} buffers differ: {', '.join(shown)}", None, numbers),
+                *_writes(record, wrap.wrap, names),
                 ("broadcast_buffers is off in this wrap", place),
             ),
         )
@@ -355,6 +364,7 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
                 {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
             ),
             *(((reason, stepped if cause == "own-step" else None),) if reason else ()),
+            *(_writes(record, moment.wrap, moment.unequal) if cause == "own-state" else ()),
             ("the model is wrapped here", place),
         ),
     )

@@ -68,6 +68,7 @@ from ddpdoctor.record.streams.training import (
     MissingGradient,
     NonFinite,
     OptimizerStep,
+    OwnWrite,
     Pass,
     PlateauStep,
     ReplicaDigest,
@@ -367,6 +368,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     gradient_digests: tuple[StepDigest, ...] = ()
     parameter_digests: tuple[StepDigest, ...] = ()
     made_parameters: tuple[MadeParameters, ...] = ()
+    own_writes: tuple[OwnWrite, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
     plateau_steps: tuple[PlateauStep, ...] = ()

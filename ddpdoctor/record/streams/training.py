@@ -96,6 +96,15 @@ class BufferState(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[str, str] = {}
 
 
+class OwnWrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that changed in place, in a training forward, what DDP neither averages nor hands on from rank 0."""
+
+    rank: int
+    wrap: int
+    name: str
+    site: int = -1
+
+
 class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of what an optimizer holds of one wrap around one of its first steps."""
 

@@ -411,7 +411,10 @@ class Replicas:
             and id(entry[2]) not in held
             # ``_version`` counts changes in place; inference tensors have none.
             and not entry[2].is_inference()
-            and self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+            and (
+                self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+                or entry[:2] in self._modules.written
+            )
         ]
 
     def _write(self, event: str, number: int, step: int, tensors: Named) -> None:
