@@ -158,12 +158,11 @@ def diverged_replicas(record: RunRecord) -> Iterator[Verdict]:
             yield _described(record, first, wraps)
 
 
-def _writes(record: RunRecord, wrap: int, names: Sequence[str]) -> tuple[tuple[str, Via], ...]:
+def _writes(record: RunRecord, wrap: int, names: Sequence[str]) -> tuple[tuple[str, Location | None], ...]:
     """Return the lines that change the first of these tensors."""
     own = [one for one in record.own_writes if one.wrap == wrap and one.name in names]
-    sites = dict.fromkeys(one.site for one in own if one.name == own[0].name)
-    chains = ((record.site(site), site_location(record.site(site))) for site in sites)
-    return tuple((f"{own[0].name} is changed here", Via(place, chain.frames)) for chain, place in chains)
+    places = dict.fromkeys(site_location(record.site(one.site)) for one in own if one.name == own[0].name)
+    return tuple((f"{own[0].name} is changed here", place) for place in places)
 
 
 _OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
