@@ -19,7 +19,7 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["equal", "differs", "inconclusive"]
     kind: str = ""
     """How the gradients differ: ``scaled``, ``part``, ``weighted``, ``one-rank``, ``rank-constant``, ``cut``,
-    ``clipped``, ``unsynchronised``; compared with another launch also ``other``."""
+    ``clipped``, ``own-factors``, ``unsynchronised``; compared with another launch also ``other``."""
     reason: str = ""
     """Why it could not be told, as a clause."""
     ranks: int = 0
@@ -42,6 +42,8 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """The shares that the ranks' samples have in the gradient, by rank, …"""
     due: tuple[float, ...] = ()
     """… and those that they have in one process."""
+    by_rank: tuple[float, ...] = ()
+    """The gradient of the part that each rank holds as a multiple of the one process's."""
     counts: tuple[int, ...] = ()
     """Targets that each rank counts, where its share in one process is theirs."""
     places: tuple[tuple[str, str, int], ...] = ()

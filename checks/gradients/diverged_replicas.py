@@ -3,18 +3,20 @@
 What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
-    ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
-    a more specific check knows the reason, only that one reports. Buffers too, but the statistics of norms, where DDP
-    does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with different values, which leads
-    there in some epoch that a rehearsal does not reach. In a live run digests of all parameters are compared every 100
-    steps, and of three ranks or more the odd one is named. In the source: the same of a loss that each rank takes from
-    its own part of the data, or a learning rate that each rank makes of its own batches or clock; and a scheduler or an
-    optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
-    wrap, on some ranks only.
+    ignores, wraps with a communication hook and steps under no_sync() are excluded, and where a more specific check
+    knows the reason, only that one reports. Of a job that averages by its own code, the parameters whose gradients are
+    the same on all ranks: they may differ from the start, since nothing has broadcast them. Buffers too, but the
+    statistics of norms, where DDP does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with
+    different values, which leads there in some epoch that a rehearsal does not reach. In a live run digests of all
+    parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
+    a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
+    batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
+    frozen, or weights that are loaded after the wrap, on some ranks only.
 
 Why it is bad
-    DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
-    replicas: training degrades, and rank 0 saves a model that was never trained as such.
+    DDP averages gradients and never compares weights, and no more does an average by hand. With different weights, the
+    averaged gradient fits none of the replicas: training degrades, and rank 0 saves a model that was never trained as
+    such.
 
 Example
     model = DistributedDataParallel(net)
@@ -22,8 +24,9 @@ Example
         model.module.load_state_dict(torch.load("last.pt"))     # after the wrap: the others never get it
 
 Remedy
-    Load and initialise before the wrap, or on every rank. Give all ranks the same learning rate, averaging the loss
-    that a scheduler is stepped with, and change gradients after backward in the same way everywhere.
+    Load and initialise before the wrap, or on every rank; without a wrap, broadcast rank 0's parameters. Give all ranks
+    the same learning rate, averaging the loss that a scheduler is stepped with, and change gradients after backward in
+    the same way everywhere.
 
 When it is wrong
     If the ranks are meant to diverge for a while (local SGD) in a way that was not recognised.
@@ -112,7 +115,12 @@ _LONE = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
-    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers, plateaus_apart
+    from ddpdoctor.checks.gradients.diverged_run import (
+        diverged_replicas,
+        hand_kept_replicas,
+        own_buffers,
+        plateaus_apart,
+    )
     from ddpdoctor.diagnosis.training.replicas import drifted_digests
 
     if record.job.kind == "run":
@@ -121,7 +129,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield from CHECK.judged("run", drifted_digests(record), _DRIFTED)
         return
     by_plateaus = plateaus_apart(record, OWN_PLATEAU, REDUCED_PLATEAU)
-    yield from CHECK.judged(record.job.kind, (*diverged_replicas(record), *own_buffers(record), *by_plateaus))
+    of_wraps = (*diverged_replicas(record), *own_buffers(record))
+    yield from CHECK.judged(record.job.kind, (*of_wraps, *hand_kept_replicas(record), *by_plateaus))
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ddpdoctor.diagnosis.training.replicas import (
     gradients_around_steps,
     is_sharded,
     judged_wraps,
+    kept_by_hand,
     may_be_averaged_later,
     parameters_around_steps,
     unaveraged,
@@ -102,6 +103,10 @@ def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
 
 _REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
+    "made-apart": (
+        "Once the model is made, give all ranks rank 0's parameters: dist.broadcast(tensor, src=0) for each tensor of "
+        "model.state_dict().values(). Or make it after the same seed on every rank, and seed by rank afterwards."
+    ),
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
     "own-state": (
@@ -153,6 +158,13 @@ def diverged_replicas(record: RunRecord) -> Iterator[Verdict]:
             yield _described(record, first, wraps)
 
 
+def _writes(record: RunRecord, wrap: int, names: Sequence[str]) -> tuple[tuple[str, Location | None], ...]:
+    """Return the lines that change the first of these tensors."""
+    own = [one for one in record.own_writes if one.wrap == wrap and one.name in names]
+    places = dict.fromkeys(site_location(record.site(one.site)) for one in own if one.name == own[0].name)
+    return tuple((f"{own[0].name} is changed here", place) for place in places)
+
+
 _OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 """Statistics of torch's norms, which a training forward does not use: a check of their own is about them."""
 
@@ -189,6 +201,7 @@ def own_buffers(record: RunRecord) -> Iterator[Verdict]:
             severity=Severity.WARNING,
             because=(
                 (f"{len(names):,} of {len(held):,} buffers differ: {', '.join(shown)}", None, numbers),
+                *_writes(record, wrap.wrap, names),
                 ("broadcast_buffers is off in this wrap", place),
             ),
         )
@@ -350,9 +363,66 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
                 {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
             ),
             *(((reason, stepped if cause == "own-step" else None),) if reason else ()),
+            *(_writes(record, moment.wrap, moment.unequal) if cause == "own-state" else ()),
             ("the model is wrapped here", place),
         ),
     )
+
+
+def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the optimizers that the ranks step with the same gradients, averaged by their own code, on parameters that
+    are not the same.
+    """
+    ranks = record.rank_numbers()
+    for moment in kept_by_hand(record):
+        made = [one for one in record.made_parameters if one.rank == min(ranks) and one.optimizer == moment.optimizer]
+        known = {key: name for one in made for key, name in one.names.items() if name}
+        first = moment.unequal[0]
+        chain = record.site(next((one.site for one in made if first in one.names), -1))
+        steps = [step for step in record.optimizer_steps if step.optimizer == moment.optimizer]
+        own = [step for step in steps if step.rank == min(ranks)]
+        stepped = site_location(record.site(own[0].site)) if own else None
+        rates = {step.rank: step.learning_rates for step in moment.steps.values()}
+        cause, reason = "unknown" if moment.ordinal else "made-apart", ""
+        if len(set(rates.values())) > 1:
+            cause = "learning-rates"
+            reason = f"the learning rates differ ({'; '.join(f'rank {rank}: {rates[rank]}' for rank in ranks)})"
+        when = f"after step {moment.ordinal} of the optimizer" if moment.ordinal else "before the first optimizer step"
+        shown = ", ".join(folded(known.get(name, name).partition(" of ")[0] for name in moment.unequal))
+        place = stepped if moment.ordinal else site_location(chain)
+        yield Verdict(
+            sentence=f"the ranks average the gradients of parameters that differ between {rank_list(ranks)} {when}, "
+            f"{known.get(first, first)} first",
+            remedy=_REMEDIES[cause],
+            locations=place or stepped,
+            ranks=ranks,
+            because=(
+                (
+                    f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {shown}",
+                    None if moment.ordinal else Via(place, chain.frames),
+                    {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
+                ),
+                *(((reason, None),) if reason else ()),
+                *(() if moment.ordinal else _seeded_apart(record, own[0].time_ns if own else math.inf)),
+                ("this step uses gradients that are the same on all ranks: the script averages them", stepped),
+            ),
+        )
+
+
+def _seeded_apart(record: RunRecord, before_ns: float) -> Iterator[tuple[str, Location | None]]:
+    """Yield the last line before a moment at which ranks seed torch with different numbers."""
+    ranks, by_site = record.rank_numbers(), dict[int, dict[int, int | None]]()
+    for seeding in record.seedings:
+        if seeding.library == "torch" and seeding.time_ns < before_ns:
+            by_site.setdefault(seeding.site, {}).setdefault(seeding.rank, seeding.value)
+    apart = [
+        (site, values)
+        for site, values in by_site.items()
+        if len(values) == len(ranks) and len(set(values.values())) > 1
+    ]
+    for site, values in apart[-1:]:
+        shown = ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks[:4])
+        yield f"torch is seeded with {shown} here", site_location(record.site(site))
 
 
 def _is_within_forward(record: RunRecord, step: OptimizerStep) -> bool:

@@ -4,8 +4,8 @@ What it finds
     A rehearsal in which the optimizers of the ranks get other gradients than those of one process that is given the
     samples of all ranks: a multiple of them, for all parameters or for some; other shares of the ranks' samples; a loss
     that one rank computes otherwise; gradients that are cut at a gather, clipped or stepped with before they are
-    averaged. In the source: a loss that is divided by a count which was added up over all ranks, and that no number of
-    ranks multiplies.
+    averaged; shards that each rank scales by a number of its own. In the source: a loss that is divided by a count
+    which was added up over all ranks, and that no number of ranks multiplies.
 
 Why it is bad
     DDP promises that training on N ranks is training on a batch N times as large. Where the gradient is another one,

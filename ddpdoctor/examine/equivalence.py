@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_controls, read_step, unclear
+from ddpdoctor.diagnosis.training.equivalence import APART, Runs, Step, compare, needs_controls, read_step, unclear
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
@@ -105,10 +105,14 @@ class _Comparison:
         world = len(ranks)
         if world < 2 or not all(ranks):
             return unclear("the ranks made no optimizer step when they were run again")
+        if len({steps[0].state for steps in ranks}) > 1:
+            return unclear(APART)
         self._lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
         one = self._run_one("one", list(range(world)), "joined")
         loaders = any((self._directory / "ranks").glob("samples-*.pickle"))
-        in_turn = self._stopped == "exhausted" or (not loaders and any(step.unmatched_draws for step in one))
+        # Without a loader the draws of the ranks are put together: what a script makes of each may then not fit.
+        unlike = not loaders and (not one or any(step.unmatched_draws for step in one))
+        in_turn = self._stopped == "exhausted" or unlike
         if in_turn:
             one = self._run_one("in-turn", list(range(world)), "in-turn")
         if not one:

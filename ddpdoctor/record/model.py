@@ -65,9 +65,11 @@ from ddpdoctor.record.streams.training import (
     FileEvent,
     GradientsTaken,
     Loader,
+    MadeParameters,
     MissingGradient,
     NonFinite,
     OptimizerStep,
+    OwnWrite,
     Pass,
     PlateauStep,
     ReplicaDigest,
@@ -366,6 +368,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     buffers: tuple[BufferState, ...] = ()
     gradient_digests: tuple[StepDigest, ...] = ()
     parameter_digests: tuple[StepDigest, ...] = ()
+    made_parameters: tuple[MadeParameters, ...] = ()
+    own_writes: tuple[OwnWrite, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
     plateau_steps: tuple[PlateauStep, ...] = ()

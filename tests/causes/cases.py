@@ -66,7 +66,8 @@ _OWN_NAME = Said(code="DDP608", line=25, words=("a name that each of them makes 
 _PATIENCE = Said(code="DDP302", line=57, words=("All-reduce or broadcast",))
 _CUT = Said(code="DDP105", line=18, words=("not in the order of the samples", "torch.stack(parts, 1)"))
 _SCHEDULE = Said(code="DDP224", line=14, words=("accelerator.num_processes",))
-_CODEBOOK = Said(code="DDP208", line=64, ranks=(0, 1), words=("stages.0.embed", "DDP broadcasts none", "all_reduce"))
+_OWN_STATE = ("stages.0.embed", "is changed here", "DDP broadcasts none", "all_reduce")
+_CODEBOOK = Said(code="DDP208", line=64, ranks=(0, 1), words=_OWN_STATE)
 _FOLDER = Said(code="DDP603", line=20, words=("which rank 0 makes just before", "exist_ok=True"))
 _LAST_TURN = Said(code="DDP217", line=21, words=("the micro-step after which the optimizer steps",))
 
@@ -141,7 +142,14 @@ CASES = (
     # No line of the source shows that ranks are in different states: the run sees it.
     Case(
         script="g21_local_update.py",
-        checked=(Said(code="DDP208", line=43, ranks=(0, 1), words=("0.lateral", "want no gradient", "all_reduce")),),
+        checked=(
+            Said(
+                code="DDP208",
+                line=43,
+                ranks=(0, 1),
+                words=("0.lateral is changed here", "want no gradient", "all_reduce"),
+            ),
+        ),
     ),
     Case(
         script="lit_rank0_save.py",

@@ -24,6 +24,7 @@ from ddpdoctor.record.model import RunRecord, TensorInfo
 from ddpdoctor.record.streams.training import (
     GradientsTaken,
     MissingGradient,
+    OwnWrite,
     TrainingState,
     WrapChange,
     WrittenAverages,
@@ -287,6 +288,25 @@ def test_state_that_all_hold_or_all_loaded_refutes_it(digests: tuple[str, str], 
     job = Replicas()
     (refuted,) = rank_zero_load.in_run(job.seen(**states(job, digests, loaded)))
     assert not isinstance(refuted, Finding) and refuted.location.line == 80
+
+
+def test_what_a_module_changes_itself_is_told_with_the_line_that_does() -> None:
+    job = Replicas()
+    job.digests("parameter_digests", 0)
+    for _ in range(2):
+        job.forward()
+        job.backward()
+        job.optimizer_step((), NAMES[:1])
+    frozen = [TensorInfo(name=name, shape=(500,), dtype="float32", size_bytes=2_000) for name in NAMES]
+    wraps = tuple(job.wrapped(rank, parameters=tuple(frozen)) for rank in job.ranks)
+    lines = ((NAMES[0], 33), (NAMES[1], 34), (NAMES[0], 33))
+    writes = tuple(
+        OwnWrite(rank=rank, wrap=0, name=name, site=job.site(at)) for rank in job.ranks for name, at in lines
+    )
+    (finding,) = said(job.seen(wraps=wraps, own_writes=writes))
+    assert (finding.code, finding.severity) == ("DDP208", Severity.WARNING)
+    told = [(fact.text, fact.location.line) for fact in finding.evidence if fact.location and "changed" in fact.text]
+    assert told == [(f"{NAMES[0]} is changed here", 33)]
 
 
 def unwrapped(shards: bool = True) -> Replicas:

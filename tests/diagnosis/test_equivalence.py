@@ -122,7 +122,7 @@ def test_a_clip_by_norms_of_the_ranks_is_named() -> None:
 
 
 def test_a_damaged_step_is_refused() -> None:
-    row = {"wrap": 0, "name": "a", "gradient": True, "local": False, "kept": 3, "sharded": False}
+    row = {"wrap": 0, "name": "a", "gradient": True, "local": False, "kept": 3, "piece": 0, "stride": 1}
     with pytest.raises(ValueError, match="other numbers"):
         read_step({"parameters": [row]}, array("f", [1.0]))
 
@@ -149,3 +149,20 @@ def test_what_is_kept_beside_gradients_is_told_and_is_no_alarm() -> None:
     assert "25.00% of the elements" in sentence(section) and "buffer center has other values" in sentence(section)
     alike = msgspec.structs.replace(known, one=(holding([1.0, 2.0]),))
     assert compare(alike).beside == ()
+
+
+def in_pieces(first: float, second: float, piece: int = 10) -> Step:
+    """The half of each gradient that a rank holds, at a factor of the rank's own."""
+    whole = mixed(0.5, 0.5)
+    own = {name: [first * x for x in values[:10]] + [second * x for x in values[10:]] for name, values in whole.items()}
+    rows = tuple(Gradient(-2, name, own[name], None, piece) for name in own)
+    return Step(optimizer=0, ordinal=1, gradients=rows, rescaled=(("train.py", 7),))
+
+
+def test_pieces_at_factors_of_the_ranks_own_no_longer_make_one_gradient() -> None:
+    one = in_pieces(1, 1)
+    section = compare(Runs(ranks=((in_pieces(0.5, 0.8),),) * 2, one=(one,)))
+    assert (section.kind, section.by_rank, section.places) == ("own-factors", (0.5, 0.8), (("", "train.py", 7),))
+    assert "0.50 on rank 0, 0.80 on rank 1" in difference(section) and "clip_grad_norm_" in remedy(section)
+    for alike in (in_pieces(0.5, 0.5), in_pieces(0.5, 0.8, piece=0), in_pieces(0.5, -0.8)):
+        assert compare(Runs(ranks=((alike,),) * 2, one=(one,))).kind != "own-factors"

@@ -8,6 +8,7 @@ from tests.equivalence.cases import Case, Edits
 _DRAW = "        x, y = table.draw(chance)\n"
 _CHANCE = "    chance = np.random.default_rng(9 + rank)\n"
 _LOSS = "        loss = objective(model(x), y)\n"
+_AT_ONCE = "one process cannot be given the batches of all ranks at once"
 _NOT_GIVEN = "what enters the loss on rank 1"
 _OF_TORCH: Edits = (
     (_CHANCE, "    chance = torch.Generator().manual_seed(9 + rank)\n"),
@@ -71,6 +72,14 @@ FAULTS = (
     ),
 )
 CORRECT = (
+    Case("rolled out by what torch draws", "rollout", may_be_unclear=True, says=_AT_ONCE, quick=True),
+    Case(
+        "rolled out by what torch draws, from a place of the rank's own",
+        "rollout",
+        (("torch.zeros(PLACES, 3)", "torch.full((PLACES, 3), float(rank))"),),
+        may_be_unclear=True,
+        says=_AT_ONCE,
+    ),
     Case("own draws of NumPy", "own_draws", may_be_unclear=True, says=_NOT_GIVEN, quick=True),
     Case("own draws of torch, and targets made from them", "own_draws", _OF_TORCH, quick=True),
     Case("the same draws of NumPy on all ranks", "own_draws", _SHARED),

@@ -17,6 +17,12 @@ _POLICY = "mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float
 _BFLOAT16 = ((_BLOCK, f"        fully_shard(block, {_POLICY})\n"), (_ROOT, f"    fully_shard(model, {_POLICY})\n"))
 _SYNC = "model.set_requires_gradient_sync(last)"
 
+_CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n"
+_SHARDS = "        own = [p.grad.to_local() for p in model.parameters()]\n"
+_SQUARES = "sum(g.square().sum() for g in own)"
+_MULTIPLIED = "        for g in own:\n            g.mul_(0.05 / norm)\n"
+_OF_A_RANK = "by a factor of its own"
+
 FAULTS = (
     Case("sharded: the loss times the world size", "sharded", _TIMES_WORLD, "scaled", 2.0, says="2.00 ×", quick=True),
     Case("sharded: the loss by the world size", "sharded", ((BACKWARD, "(loss / world).backward()"),), "scaled", 0.5),
@@ -60,6 +66,50 @@ FAULTS = (
         ),
         "unsynchronised",
     ),
+    Case(
+        "sharded: clipped by the norm of a rank's own shards",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        norm = {_SQUARES}.sqrt()\n{_MULTIPLIED}"),),
+        "own-factors",
+        says=_OF_A_RANK,
+        line="g.mul_",
+        quick=True,
+    ),
+    Case(
+        "sharded: divided in one call by the norm of a rank's own shards",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        norm = nn.utils.get_total_norm(own)\n        torch._foreach_div_(own, norm)\n"),),
+        "own-factors",
+        line="_foreach_div_",
+    ),
+    Case(
+        "sharded: cut by torch to the norm of a rank's own shards",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, nn.utils.get_total_norm(own))\n"),),
+        "own-factors",
+        line="clip_grads_with_norm_",
+    ),
+    Case(
+        "sharded: made anew by the largest element of a rank's own shards",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        most = max(g.abs().max() for g in own if g.numel())\n        for p in model.parameters():\n            p.grad = p.grad / most.item()\n"),),
+        "own-factors",
+        line="p.grad / most",
+    ),
+    Case(
+        "sharded: copied with the factor of a rank's own tokens",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        for g in own:\n            g.copy_(g * float((ids != 0).sum()) / 40)\n"),),
+        "own-factors",
+        says=_OF_A_RANK,
+    ),
+    Case(
+        "sharded: clipped on rank 1 alone",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        norm = {_SQUARES}.sqrt()\n        dist.all_reduce(norm)\n        if rank == 1:\n    {_MULTIPLIED.replace('            g', '                g')}"),),
+        "own-factors",
+        line="g.mul_",
+    ),
     Case("sharded accumulation: not divided, and reduced by a sum", "sharded_accumulation", ((" / STEPS", " * world / STEPS"),), "scaled", 2.0),
     Case("sharded accumulation of 4: by the world size", "sharded_accumulation", (("STEPS = 2", "STEPS = 4"), (" / STEPS", " / STEPS / world")), "scaled", 0.5),
     Case(
@@ -90,6 +140,26 @@ CORRECT = (
         ),
     ),
     Case("sharded: cut to a small norm", "sharded", (("50.0", "0.05"),)),
+    Case(
+        "sharded: clipped by a norm that is reduced",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        norm = {_SQUARES}\n        dist.all_reduce(norm)\n        norm = norm.sqrt()\n{_MULTIPLIED}"),),
+    ),
+    Case(
+        "sharded: the norm of a rank's own shards is only shown",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        norm = {_SQUARES}.sqrt()\n        print(norm.item())\n{_CLIP}"),),
+    ),
+    Case(
+        "sharded: cut by torch to the norm of all shards",
+        "sharded",
+        ((_CLIP, "        whole = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()\n        nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, whole)\n"),),
+    ),
+    Case(
+        "sharded: each shard cut to a value",
+        "sharded",
+        ((_CLIP, f"{_SHARDS}        for g in own:\n            g.clamp_(-0.002, 0.002)\n"),),
+    ),
     Case("sharded: a sum of each rank, with the divisor of it", "sharded", (
         ("* world / tokens", "/ tokens"),
         _NOT_DIVIDED,

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from operator import mul
 from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnosis.training.vectors import Vector, distance, dot, fit, minus, norm, shares
 from ddpdoctor.equivalence_section import EquivalenceSection
 
 TOLERANCE = 2e-3
@@ -37,7 +37,8 @@ CHAOTIC = 0.1
 FACTORS_KEPT = 16
 EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
-Vector = Sequence[float]
+APART = "the ranks begin with different parameters"
+"""Then no process can be given those of all of them."""
 
 
 class Gradient(msgspec.Struct, frozen=True):
@@ -49,6 +50,10 @@ class Gradient(msgspec.Struct, frozen=True):
     """At the optimizer; None where there is none."""
     local: Vector | None
     """What backward added to it; None where that was not recorded."""
+    piece: int = 0
+    """So many elements each rank holds, one after the other; 0 where it is not divided so."""
+    stride: int = 1
+    """One of so many elements is in the values."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -67,6 +72,8 @@ class Step(msgspec.Struct, frozen=True):
     """… which of these operations a backward has, …"""
     counted: Mapping[tuple[str, str, int], tuple[str, int]] = {}
     """… and where the number of a scaling was all-reduced."""
+    rescaled: tuple[tuple[str, int], ...] = ()
+    """Lines that multiply gradients after a backward."""
     entered: Mapping[str, tuple[str, int]] = {}
     """Digests of data that entered the loss and that no process is given, and where."""
     state: str = ""
@@ -120,7 +127,9 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         for there in (row["gradient"], row["local"]):
             found.append(numbers[at : at + row["kept"]] if there else None)
             at += row["kept"] if there else 0
-        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), *found))
+        values, local = found
+        piece, stride = int(row["piece"]), int(row["stride"])
+        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), values, local, piece, stride))
     if at != len(numbers):
         raise ValueError("a step has other numbers than its head says")
     return Step(
@@ -134,6 +143,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         counted={
             (str(kind), str(file), int(line)): (str(at), int(row)) for kind, file, line, at, row in head["counted"]
         },
+        rescaled=tuple((str(file), int(line)) for file, line in head["rescaled"]),
         entered={str(digest): (str(file), int(line)) for digest, file, line in head["entered"]},
         state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
@@ -162,6 +172,8 @@ class _Row(msgspec.Struct, frozen=True):
     others: tuple[Vector | None, ...]
     local: tuple[Vector | None, ...]
     alone: tuple[Vector | None, ...]
+    piece: int
+    stride: int
     noise: float
     """The norm of what rounding makes of it, where that was measured."""
 
@@ -220,7 +232,7 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 
 def _other_steps(runs: Runs, count: int) -> str:
     if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
-        return "the ranks begin with different parameters"
+        return APART
     for steps in (runs.one, *runs.others, *runs.alone):
         if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
             return "one process could not be given the parameters of the ranks"
@@ -243,8 +255,10 @@ def _rows(runs: Runs, number: int) -> Iterator[_Row]:
     for index, gradient in enumerate(runs.ranks[0][number].gradients):
         again = of(runs.again[0], index) if runs.again else None
         yield _Row(
-            noise=_norm(_minus(gradient.values, again)) if again is not None else 0.0,
+            noise=norm(minus(gradient.values, again)) if again is not None else 0.0,
             step=number,
+            piece=gradient.piece,
+            stride=gradient.stride,
             wrap=gradient.wrap,
             name=gradient.name,
             ranks=tuple(of(steps, index) for steps in runs.ranks),
@@ -271,7 +285,7 @@ class _Judge:
     def verdict(self, *, by_rank: bool) -> EquivalenceSection:
         names = {(row.wrap, row.name) for row in self._rows}
         apart = [row for row in self._rows if any(self._is_apart(row.here, other) for other in row.ranks[1:])]
-        within = max((_distance(row.here, row.one) for row in self._rows if not self._is_rounding(row)), default=0.0)
+        within = max((distance(row.here, row.one) for row in self._rows if not self._is_rounding(row)), default=0.0)
         common: dict[str, Any] = {
             "ranks": self._world,
             "steps": self._steps,
@@ -286,7 +300,7 @@ class _Judge:
             "beside": self._beside(),
         }
         alike = not self._differ and not apart
-        noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
+        noisy = any(row.noise > CHAOTIC * norm(row.here) and not self._is_rounding(row) for row in self._rows)
         # What rounding would make of gradients does not matter where they are nearly the same.
         if alike and within <= (REDUCED_TOLERANCE if noisy else CHAOTIC):
             counted = tuple(("divisor", file, line) for _, file, line in self._runs.ranks[0][0].counted)
@@ -308,6 +322,10 @@ class _Judge:
             return self._says("unsynchronised", apart)
         if (clip := self._clip()) is not None:
             return self._says("clipped", self._differ, places=(clip,))
+        if own := self._own_factors():
+            places = [("", *place) for place in self._runs.ranks[0][0].rescaled]
+            places += [("", *place) for steps in self._runs.ranks[1:] for place in steps[0].rescaled]
+            return self._says("own-factors", self._differ, by_rank=own, places=tuple(dict.fromkeys(places)))
         factors = [self._factor(row) for row in self._rows]
         if all(factor is not None for factor in factors):
             return self._scaled([factor for factor in factors if factor is not None])
@@ -326,9 +344,9 @@ class _Judge:
     def _factors(self) -> Iterator[tuple[str, float]]:
         """Yield the parameters that differ in the first step, and how long their gradients are along the other's."""
         rows = [row for row in self._differ if row.step == 0]
-        for row in sorted(rows, key=lambda row: -_distance(row.here, row.one))[:FACTORS_KEPT]:
-            square = _dot(row.one, row.one)
-            yield row.name, float(f"{_dot(row.here, row.one) / square if square else 0.0:.4g}")
+        for row in sorted(rows, key=lambda row: -distance(row.here, row.one))[:FACTORS_KEPT]:
+            square = dot(row.one, row.one)
+            yield row.name, float(f"{dot(row.here, row.one) / square if square else 0.0:.4g}")
 
     def _beside(self) -> tuple[str, ...]:
         """Return the buffers and states of the optimizer that differ after a first step of equal gradients."""
@@ -336,7 +354,29 @@ class _Judge:
         if any(row.step == 0 for row in self._differ):
             return ()
         both = [what for what, values in mine.items() if len(one.get(what, ())) == len(values)]
-        return tuple(what for what in both if _distance(mine[what], one[what]) > self._tolerance)
+        return tuple(what for what in both if distance(mine[what], one[what]) > self._tolerance)
+
+    def _own_factors(self) -> tuple[float, ...]:
+        """Return by which factor what each rank holds of every gradient differs, in the first step in which the ranks'
+        are not the same; none where the pieces of a rank have other directions, or a gradient is in no pieces.
+        """
+        for step in range(self._steps):
+            rows = [row for row in self._rows if row.step == step and not self._is_rounding(row)]
+            if not rows or any(not row.piece or row.here is None or row.one is None for row in rows):
+                return ()
+            factors = []
+            for rank in range(self._world):
+                here = [_of_rank(row.here, row, rank) for row in rows]
+                one = [_of_rank(row.one, row, rank) for row in rows]
+                square = sum(map(dot, one, one))
+                factor = sum(map(dot, here, one)) / square if square else 0.0
+                rest = math.sqrt(sum(norm(minus(a, b, factor)) ** 2 for a, b in zip(here, one, strict=True)))
+                if factor <= 0 or rest > EXPLAINED * self._tolerance * math.sqrt(sum(map(dot, here, here))):
+                    return ()
+                factors.append(float(f"{factor:.4g}"))
+            if any(not self._is_same(one, factors[0]) for one in factors):
+                return tuple(factors)
+        return ()
 
     @property
     def _kind_if_open(self) -> str:
@@ -424,15 +464,15 @@ class _Judge:
 
     def _noise(self) -> float:
         """Return what rounding makes of all gradients, as a share of their norm."""
-        whole = math.sqrt(sum(_dot(row.here, row.here) for row in self._rows))
+        whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
         return math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
 
     def _weighs_alike(self, fit: _Fit) -> bool:
-        return all(map(self._is_same, _shares(fit.weights), _shares(fit.of_ranks)))
+        return all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks)))
 
     def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
-        due = tuple(round(share, 4) for share in _shares(fit.weights))
-        weights = tuple(round(share, 4) for share in _shares(fit.of_ranks))
+        due = tuple(round(share, 4) for share in shares(fit.weights))
+        weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
         return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
 
     # Evidence.
@@ -526,10 +566,10 @@ class _Judge:
         for rank in range(self._world):
             for step in range(self._steps):
                 rows = [row for row in self._rows if row.step == step]
-                whole = sum(_dot(row.alone[rank], row.alone[rank]) for row in rows)
-                times = sum(_dot(row.local[rank], row.alone[rank]) for row in rows) / whole if whole else 0.0
+                whole = sum(dot(row.alone[rank], row.alone[rank]) for row in rows)
+                times = sum(dot(row.local[rank], row.alone[rank]) for row in rows) / whole if whole else 0.0
                 times = times if by_direction and times > 0 else 1.0
-                pairs = [(row.local[rank], _minus(None, row.alone[rank], -times), row.noise) for row in rows]
+                pairs = [(row.local[rank], minus(None, row.alone[rank], -times), row.noise) for row in rows]
                 if any(self._is_apart(mine, one, noise) for mine, one, noise in pairs):
                     wrong.append(rank)
                     break
@@ -541,8 +581,8 @@ class _Judge:
         for step in range(self._steps):
             rows = [row for row in self._rows if row.step == step]
             alone = [[row.alone[rank] for row in rows] for rank in range(self._world)]
-            weights, rest = _fit([row.one for row in rows], alone)
-            of_ranks, rest_of_ranks = _fit([row.here for row in rows], alone)
+            weights, rest = fit([row.one for row in rows], alone)
+            of_ranks, rest_of_ranks = fit([row.here for row in rows], alone)
             fits.append(_Fit(weights, rest, of_ranks, rest_of_ranks))
         return fits
 
@@ -559,9 +599,9 @@ class _Judge:
         """Return the factor of a row; NaN where both are rounding, None where its direction is another one."""
         if self._is_small(row.one):
             return math.nan if self._is_small(row.here) else None
-        factor = _dot(row.here, row.one) / _dot(row.one, row.one)
-        rest = _norm(_minus(row.here, row.one, factor))
-        if rest <= max(EXPLAINED * self._tolerance * max(_norm(row.here), _norm(row.one)), NOISE_TIMES * row.noise):
+        factor = dot(row.here, row.one) / dot(row.one, row.one)
+        rest = norm(minus(row.here, row.one, factor))
+        if rest <= max(EXPLAINED * self._tolerance * max(norm(row.here), norm(row.one)), NOISE_TIMES * row.noise):
             return factor
         return None
 
@@ -587,14 +627,14 @@ class _Judge:
     # Numbers.
 
     def _is_small(self, vector: Vector | None) -> bool:
-        return vector is None or _norm(vector) <= self._floor * math.sqrt(len(vector))
+        return vector is None or norm(vector) <= self._floor * math.sqrt(len(vector))
 
     def _is_rounding(self, row: _Row) -> bool:
         return self._is_small(row.here) and self._is_small(row.one)
 
     def _is_apart(self, a: Vector | None, b: Vector | None, noise: float = 0.0) -> bool:
-        difference = _norm(_minus(a, b))
-        most = max(_norm(a), _norm(b))
+        difference = norm(minus(a, b))
+        most = max(norm(a), norm(b))
         length = len(a or b or ())
         return difference > max(self._tolerance * most, self._floor * math.sqrt(length), NOISE_TIMES * noise)
 
@@ -609,61 +649,12 @@ def _open(reason: str, kind: str = "") -> dict[str, Any]:
 def _scale(rows: list[_Row]) -> float:
     """Return the root of the mean square of all gradients."""
     vectors = [row.one if row.one is not None else row.here for row in rows]
-    squares = [(_dot(vector, vector), len(vector)) for vector in vectors if vector is not None]
+    squares = [(dot(vector, vector), len(vector)) for vector in vectors if vector is not None]
     elements = sum(length for _, length in squares)
     return math.sqrt(sum(square for square, _ in squares) / elements) if elements else 0.0
 
 
-def _dot(a: Vector | None, b: Vector | None) -> float:
-    return 0.0 if a is None or b is None else sum(map(mul, a, b))
-
-
-def _norm(a: Vector | None) -> float:
-    return math.sqrt(max(0.0, _dot(a, a)))
-
-
-def _minus(a: Vector | None, b: Vector | None, times: float = 1.0) -> Vector | None:
-    if b is None:
-        return a
-    if a is None:
-        return [-times * value for value in b]
-    return [x - times * y for x, y in zip(a, b, strict=True)]
-
-
-def _distance(a: Vector | None, b: Vector | None) -> float:
-    most = max(_norm(a), _norm(b))
-    return _norm(_minus(a, b)) / most if most else 0.0
-
-
-def _shares(weights: Sequence[float]) -> list[float]:
-    whole = sum(weights)
-    return [weight / whole if whole else 0.0 for weight in weights]
-
-
-def _fit(target: Sequence[Vector | None], parts: Sequence[Sequence[Vector | None]]) -> tuple[list[float], float]:
-    """Return the weights of the parts that come nearest to the target, and the share of its norm that is left."""
-    size = len(parts)
-    products = [[sum(map(_dot, a, b)) for b in parts] for a in parts]
-    onto = [sum(map(_dot, a, target)) for a in parts]
-    whole = sum(map(_dot, target, target))
-    weights = _solved(products, onto)
-    square = whole - 2 * sum(map(mul, weights, onto))
-    square += sum(weights[i] * weights[j] * products[i][j] for i in range(size) for j in range(size))
-    return weights, math.sqrt(max(0.0, square) / whole) if whole else 0.0
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small system of positive definite equations; nearly singular ones get their smallest solution."""
-    size = len(right)
-    ridge = 1e-9 * sum(matrix[i][i] for i in range(size)) / max(1, size)
-    rows = [[*matrix[i], right[i]] for i in range(size)]
-    for i in range(size):
-        rows[i][i] += ridge
-    for i in range(size):
-        pivot = rows[i][i] or 1.0
-        rows[i] = [value / pivot for value in rows[i]]
-        for j in range(size):
-            if j != i:
-                factor = rows[j][i]
-                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
-    return [rows[i][size] for i in range(size)]
+def _of_rank(vector: Vector | None, row: _Row, rank: int) -> Vector:
+    """Return what a rank holds of a gradient, of which one in some elements was kept."""
+    begin, end = (-(-number * row.piece // row.stride) for number in (rank, rank + 1))
+    return (vector or ())[begin:end]

@@ -68,6 +68,12 @@ def difference(section: EquivalenceSection) -> str:
     if section.kind == "one-rank":
         does = "computes" if len(section.at) == 1 else "compute"
         return f"{rank_list(section.at)} {does} another loss than one process would on the same batches"
+    if section.kind == "own-factors":
+        shown = ", ".join(f"{factor:.2f} on rank {rank}" for rank, factor in enumerate(section.by_rank[:4]))
+        return (
+            f"each rank multiplies what it holds of the gradient by a factor of its own ({shown}, as a multiple of "
+            "what one process has): the parts no longer make one gradient"
+        )
     if section.kind == "rank-constant":
         return "the loss has weights of classes that each rank takes from data of its own"
     if section.kind == "clipped":
@@ -103,6 +109,10 @@ _REMEDIES = {
     "one-rank": "Let every rank compute the whole loss: DDP takes the mean of what each rank has.",
     "rank-constant": "Compute the weights from the data of all ranks, or all-reduce the counts that they are made of.",
     "clipped": "Clip once, after the backward that synchronises the gradients and before the optimizer's step.",
+    "own-factors": (
+        "All-reduce what the factor is made of, as the sum of the squares of the rank's shards, before it is used; "
+        "torch.nn.utils.clip_grad_norm_ does so for sharded parameters."
+    ),
     "unsynchronised": (
         "Call the DDP object and not what it wraps, and leave no_sync before the forward of the last pass of a step."
     ),

@@ -232,6 +232,36 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
 
+def kept_by_hand(record: RunRecord) -> Iterator[ReplicaStep]:
+    """Yield, for each optimizer, the first moment at which parameters differ that the ranks' own averages keep equal.
+
+    Their gradients prove it: they are the same on all ranks before every step that was seen, and not the same in all
+    steps, as zeros would be. What is one rank's own, an expert or a stage of a pipeline, has gradients of its own.
+    """
+    ranks = record.rank_numbers()
+    divergence = find_divergence(record)
+    if len(ranks) < 2 or (divergence is not None and divergence.form in _SPOILS_GRADIENTS):
+        return
+    seen: dict[tuple[int, str], dict[int, list[str]]] = {}
+    for entry in record.gradient_digests:
+        if entry.wrap == NO_WRAP:
+            for name, digest in entry.digests.items():
+                seen.setdefault((entry.optimizer, name), {}).setdefault(entry.step, []).append(digest)
+    averaged = {
+        key
+        for key, by_step in seen.items()
+        if all(len(given) == len(ranks) and len(set(given)) == 1 for given in by_step.values())
+        and len({given[0] for given in by_step.values()}) > 1
+    }
+    told: set[int] = set()
+    moments = parameters_around_steps(record, NO_WRAP, ranks)
+    for moment in sorted(moments, key=lambda moment: (moment.optimizer, moment.ordinal)):
+        unequal = tuple(name for name in moment.unequal if (moment.optimizer, name) in averaged)
+        if unequal and moment.optimizer not in told:
+            told.add(moment.optimizer)
+            yield msgspec.structs.replace(moment, unequal=unequal)
+
+
 def trained_by_hand(record: RunRecord) -> bool:
     """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by its own calls."""
     if record.wraps or is_sharded(record):

@@ -226,6 +226,8 @@ _ROWS = {
     "buffers": "buffers",
     "gradient_digests": "gradient_digests",
     "parameter_digests": "parameter_digests",
+    "parameters_made": "made_parameters",
+    "own_write": "own_writes",
     "gradients_taken": "gradients_taken",
     "unheld_parameters": "unheld_parameters",
     "plateau_step": "plateau_steps",

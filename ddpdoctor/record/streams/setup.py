@@ -55,6 +55,8 @@ class Seeding(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     library: Library
     site: int = -1
+    value: int | None = None
+    """What it was seeded with; None where that is no whole number."""
     time_ns: int = 0
 
 

@@ -96,6 +96,15 @@ class BufferState(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[str, str] = {}
 
 
+class OwnWrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that changed in place, in a training forward, what DDP neither averages nor hands on from rank 0."""
+
+    rank: int
+    wrap: int
+    name: str
+    site: int = -1
+
+
 class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of what an optimizer holds of one wrap around one of its first steps."""
 
@@ -107,6 +116,16 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """-1 stands for parameters of no wrapped module."""
     digests: Mapping[str, str] = {}
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
+
+
+class MadeParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of an optimizer that are in no wrapped module, which one call chain has made."""
+
+    rank: int
+    optimizer: int
+    site: int = -1
+    names: Mapping[str, str] = {}
+    """Name and model of each, by its name in the digests; empty where no module holds it."""
 
 
 class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):

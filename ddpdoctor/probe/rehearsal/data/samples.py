@@ -73,7 +73,8 @@ class Randomness:
         def seed_noted(*arguments: Any, **options: Any) -> Any:
             randomness._seedings[library] = randomness._seedings.get(library, 0) + 1
             if journal.may_be_rank and sys._getframe(1).f_globals.get("__package__") != __package__:
-                journal.guarded(randomness._note_seeding, library, journal.here(), harms=("seedings",))
+                given = next(iter((*arguments, *options.values())), None)
+                journal.guarded(randomness._note_seeding, library, journal.here(), given, harms=("seedings",))
             return seed(*arguments, **options)
 
         # By these names pickle finds it again.
@@ -81,9 +82,10 @@ class Randomness:
         for module in modules:
             setattr(module, name, seed_noted)
 
-    def _note_seeding(self, library: str, site: int) -> None:
+    def _note_seeding(self, library: str, site: int, given: Any) -> None:
         if site >= 0 and self._seedings[library] <= SEEDINGS_NOTED:
-            self._journal.event("seeding", library=library, site=site)
+            value = given if isinstance(given, int) and abs(given) < 1 << 63 else None
+            self._journal.event("seeding", library=library, site=site, value=value)
 
     def _note_states(self, dataset: Any, length: int, states: dict[str, str], seedings: dict[str, int]) -> None:
         (after, _), worker = self._read_states(), self._torch.utils.data.get_worker_info()

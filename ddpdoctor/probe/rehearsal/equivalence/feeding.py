@@ -267,6 +267,10 @@ _LOSSES = {"aten::nll_loss_forward": 2, "aten::nll_loss2d_forward": 2, "aten::bi
 _REDUCED_ELEMENTS = 64
 """A reduced tensor that holds a count has no more."""
 _SCALINGS = {"aten::mul": "mul", "aten::mul_": "mul", "aten::div": "div", "aten::div_": "div"}
+_RESCALINGS = {
+    f"aten::{name}" for kind in ("mul", "div") for name in (kind, f"{kind}_", f"_foreach_{kind}", f"_foreach_{kind}_")
+}
+"""Operators that multiply gradients, in place or not."""
 Key = tuple[str, str, int, int]
 """Operator, file and line of the user's, and how often it was met there before."""
 
@@ -298,6 +302,9 @@ class Draws:
         """Where a number of a scaling was all-reduced."""
         self._reduced: list[tuple[Any, tuple[str, int]]] = []
         """The newest small tensors that were all-reduced, which get their sums after the call."""
+        self.is_gradient: Callable[[Any], bool] = lambda tensor: False
+        self.rescaled: dict[tuple[str, int], None] = {}
+        """Lines of the user's that multiply gradients between a backward and a step."""
         self.unmatched = 0
         """Draws of one process that no rank made in that way."""
 
@@ -325,6 +332,8 @@ class Draws:
                         draws._journal.guarded(draws._note_loss, name, args, harms=())
                     if name in _SCALINGS and isinstance(result, torch.Tensor):
                         draws._journal.guarded(draws._note_scaling, _SCALINGS[name], args, result, harms=())
+                    if name in _RESCALINGS:
+                        draws._journal.guarded(draws._note_rescaling, args, harms=())
                     if name == "c10d::allreduce_":
                         draws._journal.guarded(draws._note_reduced, args, harms=())
                 return result
@@ -432,6 +441,14 @@ class Draws:
             found = [where for one, where in self._reduced if ((one - sums).abs() <= 1e-6 * abs(sums)).any()]
             if found:
                 self.counted.setdefault(place, found[-1])
+
+    def _note_rescaling(self, arguments: Any) -> None:
+        several = arguments[0] if isinstance(arguments[0], (list, tuple)) else arguments[:1]
+        place = self._line()
+        if place in self.rescaled or self._torch._C._current_graph_task_id() != -1:
+            return
+        if several and self.is_gradient(several[0]) and len(self.rescaled) < LOSSES_NOTED:
+            self.rescaled[place] = None
 
     def _note_reduced(self, arguments: Any) -> None:
         if self._torch._C._current_graph_task_id() == -1:

@@ -51,6 +51,7 @@ class FirstSteps:
         self._directory = os.path.join(journal.run_directory, "equivalence")
         self._feeding = Feeding(journal, torch, spec, self._directory)
         self._draws = Draws(journal, torch, self._feeding, spec, self._directory)
+        self._draws.is_gradient = self._is_gradient
         self._optimizers: list[Any] = []
         self._prepared = 0
         self._steps: dict[int, int] = {}
@@ -339,6 +340,7 @@ class FirstSteps:
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         parameters = _parameters(optimizer)
+        self._draws.rescaled = {}  # What the optimizer itself multiplies is no news.
         self._local = {key: value for key, value in self._local.items() if key not in set(map(id, parameters))}
         name = f"after-{self._events - 1}.pickle"
         self._journal.guarded(self._note_beside, optimizer, parameters, harms=())
@@ -361,6 +363,12 @@ class FirstSteps:
         with open(name, "w", encoding="utf-8") as text:
             json.dump(content, text)
 
+    def _is_gradient(self, tensor: Any) -> bool:
+        """Return whether a tensor lies where the gradient of a parameter that an optimizer holds does."""
+        address = _address(tensor)
+        held = (p.grad for optimizer in self._optimizers for p in _parameters(optimizer) if p.grad is not None)
+        return bool(address) and any(_address(gradient) == address for gradient in held)
+
     def _write(self, optimizer: Any, number: int) -> None:
         """Write a step: gradients, and what one has to know to understand how they came about."""
         parameters = _parameters(optimizer)
@@ -377,6 +385,8 @@ class FirstSteps:
                 "gradient": gradient is not None,
                 "local": local is not None,
                 "passes": self._passes.get(id(parameter), 0),
+                "piece": _piece(parameter),
+                "stride": _stride(parameter, each),
             }
             kept = [_sample(gradient, each).float()] if row["gradient"] else []
             kept += [local] if row["local"] else []
@@ -396,6 +406,7 @@ class FirstSteps:
             "scalings": [[*place, number] for place, number in self._draws.scalings.items()],
             "scaled_back": list(self._draws.scaled_back),
             "counted": [[*place, *where] for place, where in self._draws.counted.items()],
+            "rescaled": [list(place) for place in self._draws.rescaled],
             "entered": [[digest, *where] for digest, where in self._draws.entering.noted.items()],
             "unmatched_draws": self._draws.unmatched,
             "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
@@ -444,7 +455,30 @@ def _sample(tensor: Any, most: int) -> Any:
     """Return at most so many elements of a tensor, evenly spread; of one in pieces all ranks ask together."""
     tensor = _whole(tensor)
     flat = (tensor.to_dense() if tensor.is_sparse else tensor).reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // most))]
+    return flat[:: _stride(flat, most)]
+
+
+def _stride(tensor: Any, most: int) -> int:
+    return max(1, -(-int(tensor.numel()) // most))
+
+
+def _piece(parameter: Any) -> int:
+    """Return how many elements of a parameter each rank but the last ones holds, one after the other; 0 where it is not
+    divided so.
+    """
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    placements: Any = getattr(parameter, "placements", ())
+    if mesh is None or mesh.size() != sys.modules["torch.distributed"].get_world_size() or len(placements) != 1:
+        return 0
+    if not placements[0].is_shard(0) or not parameter.numel():
+        return 0
+    rows, each = int(parameter.shape[0]), int(parameter.numel()) // int(parameter.shape[0])
+    return each * -(-rows // int(mesh.size()))
+
+
+def _address(tensor: Any) -> int:
+    """Return where the memory of a tensor, or of a rank's part of it, begins."""
+    return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
 
 
 def _norm(parameters: list[Any]) -> float:

@@ -16,6 +16,7 @@ from ...torch_compat import SHARDED_STATES, after_import, named_arguments, on_ca
 from .. import surroundings
 from ..schedule import Ending, Pace
 from .reduction import Reduction, accumulates, is_zero
+from .writes import watch_writes
 
 # The lines of the user's that read a tensor's value in training, where the job is to run on GPUs.
 
@@ -93,6 +94,8 @@ class Modules:
         """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
         self.beside: Callable[[], Iterator[tuple[int, str, Any]]] = lambda: iter(())
         """Yields the parameters of sharded modules in the form of ``parameters``."""
+        self.written: set[tuple[int, str]] = set()
+        """Wrap and name of what a forward was seen to change in place, even where its version is not counted up."""
         self._steps: dict[int, int] = {}
         self._noted = 0
         self._changes = 0
@@ -100,6 +103,7 @@ class Modules:
     def install(self) -> None:
         """Listen to construction, forward and communication hooks."""
         journal, ddp_class = self._journal, self._ddp_class
+        watch_writes(journal, self._torch, ddp_class, self._newest_forward, self.written)
         on_call(
             journal,
             ddp_class,
@@ -158,6 +162,13 @@ class Modules:
         """Return the number of a DDP module; None where it was not seen made."""
         reduction = self._wraps.get(ddp)
         return None if reduction is None else reduction.number
+
+    def _newest_forward(self, ddp: Any) -> tuple[int, int]:
+        """Return the number of a wrap, and that of the training forward that has just begun; -1 for another one."""
+        reduction = self._wraps.get(ddp)
+        if reduction is None or not ddp.training or not self._torch.is_grad_enabled():
+            return -1, -1
+        return reduction.number, reduction.training_forwards - 1
 
     def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
         """Return wrap and name of a parameter; None when no wrapped module holds it."""

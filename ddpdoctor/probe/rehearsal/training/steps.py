@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, Optional
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from ...journal import Journal
 from ...observed import OptimizerSizes, tensor_digest
@@ -20,6 +20,7 @@ from ..data.loaders import Loaders
 from ..schedule import Ending, Pace, Schedule
 from ..surroundings import CpuThreads
 from .ddp_modules import Modules
+from .origins import Origins
 from .reduction import ReducedLosses, calls_written, is_zero, note_written_averages
 
 # Which ranks load the state of optimizers, schedulers and gradient scalers, and what these hold at the first step.
@@ -151,8 +152,9 @@ class Steps:
         self._pace = pace
         self._ending = ending
         self._torch = torch
-        self._replicas = Replicas(journal, modules)
-        self._unheld = Unheld(journal, modules)
+        self._origins = Origins(journal)
+        self._replicas = Replicas(journal, modules, self._origins)
+        self._unheld = Unheld(journal, modules, self._origins)
         self._state = TrainingState(journal, torch, self._replicas)
         self._sizes = OptimizerSizes(journal, torch, 1, any_device=journal.plan.get("device") != "cuda")
         self._threads = CpuThreads(journal, torch)
@@ -167,6 +169,7 @@ class Steps:
     def install(self) -> None:
         """Patch backward and register torch's own optimizer hooks."""
         self._hook_backward(self._torch.autograd)
+        self._origins.install()
         self._unheld.install()
         self._state.install()
         self._threads.install()
@@ -339,9 +342,10 @@ Named = list[tuple[int, str, Any]]
 class Replicas:
     """Digests of what an optimizer holds, before and after it steps."""
 
-    def __init__(self, journal: Journal, modules: Modules) -> None:
+    def __init__(self, journal: Journal, modules: Modules, origins: Origins) -> None:
         self._journal = journal
         self._modules = modules
+        self._origins = origins
         self._looks = 0
         self._versions: dict[int, int] = {}
         """How often parameters that want no gradient had been changed at the first look, by their identity."""
@@ -356,6 +360,16 @@ class Replicas:
         self._write("gradient_digests", number, ordinal + 1, with_gradient)
         if ordinal == 0:
             self._write("parameter_digests", number, 0, named)
+            self._note_origins(number, [(name, parameter) for wrap, name, parameter in named if wrap == -1])
+
+    def _note_origins(self, number: int, named: list[tuple[str, Any]]) -> None:
+        """Note what is in no wrapped module, by the call chains that made it: nothing else has its names."""
+        by_site: dict[int, dict[str, str]] = {}
+        for name, parameter in named:
+            site, known = self._origins.origin_of(parameter)
+            by_site.setdefault(site, {})[name] = known
+        for site, names in by_site.items():
+            self._journal.event("parameters_made", optimizer=number, site=site, names=names)
 
     def after_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the parameters that the step has made."""
@@ -397,7 +411,10 @@ class Replicas:
             and id(entry[2]) not in held
             # ``_version`` counts changes in place; inference tensors have none.
             and not entry[2].is_inference()
-            and self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+            and (
+                self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+                or entry[:2] in self._modules.written
+            )
         ]
 
     def _write(self, event: str, number: int, step: int, tensors: Named) -> None:
@@ -429,29 +446,20 @@ class _LeftOut(NamedTuple):
 
 
 class Unheld:
-    """When each parameter came into a module, and what every optimizer leaves out in its first steps."""
+    """What every optimizer leaves out in its first steps."""
 
-    def __init__(self, journal: Journal, modules: Modules) -> None:
+    def __init__(self, journal: Journal, modules: Modules, origins: Origins) -> None:
         self._journal = journal
         self._modules = modules
-        self._came: dict[int, tuple[ReferenceType[Any], int]] = {}
-        """When a parameter first came into a module, by its identity, which a later one may have again."""
-        self._moment = 0
+        self._origins = origins
         self._made: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
         """When each optimizer was made, and the user's call chain that made it."""
         self._watched: WeakKeyDictionary[Any, list[_LeftOut]] = WeakKeyDictionary()
 
     def install(self) -> None:
-        """Listen to the making of optimizers, and to torch's hook of registered parameters, there since torch 2.0."""
+        """Listen to the making of optimizers."""
         optimizer_class = sys.modules["torch.optim.optimizer"].Optimizer
         on_call(self._journal, optimizer_class, "__init__", after=self._optimizer_made, harms=("unheld_parameters",))
-        register = getattr(sys.modules["torch.nn.modules.module"], "register_module_parameter_registration_hook", None)
-        if register is not None:
-            register(
-                lambda module, name, parameter: self._journal.guarded(
-                    self._note_registered, parameter, harms=("unheld_parameters",)
-                )
-            )
 
     def before_step(self, optimizer: Any, ordinal: int) -> None:
         """Look at what no optimizer holds before a step of this one."""
@@ -487,15 +495,7 @@ class Unheld:
             )
 
     def _optimizer_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self._made[arguments[0]] = self._moment, self._journal.site(frame)
-
-    def _note_registered(self, parameter: Any) -> None:
-        if parameter is None:
-            return
-        known = self._came.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            self._moment += 1
-            self._came[id(parameter)] = ref(parameter), self._moment
+        self._made[arguments[0]] = self._origins.moment, self._journal.site(frame)
 
     def _left_out(self, optimizer: Any) -> list[_LeftOut]:
         """Return what no optimizer holds of the models that this one was built for, where it has a gradient.
@@ -516,15 +516,11 @@ class Unheld:
         for wrap, parameters in by_wrap.items():
             trained = {name: p for name, p in parameters.items() if id(p) not in held and _has_gradient(p)}
             if any(id(p) in own for p in parameters.values()):
-                trained = {name: p for name, p in trained.items() if self._came_after(p, made)}
+                trained = {name: p for name, p in trained.items() if self._origins.came_after(p, made)}
             elif any(id(p) in held for p in parameters.values()) or not _fits(trained, self._strangers(optimizer)):
                 continue
             found += [_LeftOut(wrap, name, p, _digest(p)) for name, p in trained.items()]
         return found
-
-    def _came_after(self, parameter: Any, moment: int) -> bool:
-        known = self._came.get(id(parameter))
-        return known is not None and known[0]() is parameter and known[1] > moment
 
     def _held(self) -> set[int]:
         """Return the identities of the parameters that any optimizer of the process holds."""
