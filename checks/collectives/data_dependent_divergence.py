@@ -4,7 +4,7 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
+    keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
     and buffers of a DDP model that were registered in such an order, because DDP pairs them by position. As advice:
     leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
     batches that only some ranks trained on.
@@ -44,6 +44,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
+from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
@@ -68,6 +69,7 @@ _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
     "run the collective on every rank and ignore its result where it should not count."
 )
+_LOG_ALL = "Log the same keys on every rank: all of a fixed list, with a sum and a count of 0 where the batch has none."
 _SKIP_TOGETHER = "Let the ranks leave a batch out together (all-reduce the test), or train on it with its loss times 0."
 _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
@@ -143,14 +145,22 @@ def _title(parting: OwnParting) -> str:
         return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.kind]}"
     if parting.kind == "order":
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
+    if _logs_own_keys(parting):
+        return f"ranks may log other keys in {line}: {WORDS[parting.kind]} decides which"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
     decides = "tells this rank alone how to go on in" if parting.how == "callback" else "decides whether this rank runs"
     return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
 
 
+def _logs_own_keys(parting: OwnParting) -> bool:
+    return parting.how == "loop" and parting.kind != "order" and parting.collective.endswith(OF_ALL_RANKS)
+
+
 def _remedy(parting: OwnParting) -> str:
     own = _REMEDIES.get(parting.kind) if parting.kind == "guard" else None
+    if _logs_own_keys(parting):
+        return _LOG_ALL
     if parting.how == "loop" and parting.kind == "batch" and "backward" in parting.collective:
         return _SKIP_TOGETHER
     return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)
