@@ -4,10 +4,10 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
-    and buffers of a DDP model that were registered in such an order, because DDP pairs them by position. As advice:
-    leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
-    batches that only some ranks trained on.
+    keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set
+    of strings, whatever was made of it in between; or parts and buffers of a DDP model that were registered, or are
+    joined, in such an order, because DDP pairs them by position. As advice: leaving because its own loss is not finite.
+    In a run: ranks that diverge at lines which each had run before, and batches that only some ranks trained on.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
@@ -50,7 +50,7 @@ from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import Script, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
 
 def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
-    if not uses_any(projection.machine.script, ("set", "frozenset", "Set")) and not _writes_sets(projection):
+    if not makes_sets(projection.machine.script):
         return
     from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, models_in_set_order, targets_of
 
@@ -252,10 +252,6 @@ def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnPar
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
         yield _described(OwnTest(order, module, "order", event.chain), "loop", event)
-
-
-def _writes_sets(projection: Projection) -> bool:
-    return any(any(module.index.of(ast.Set)) for module in projection.machine.script.modules)
 
 
 _Made = tuple[Event, frozenset[str]]
