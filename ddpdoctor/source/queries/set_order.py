@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ddpdoctor.files import regex
+from ddpdoctor.source.queries.origins import NAMED, Bound, Origins, opens_text
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.script.script import Script, calls_any, uses_any
 
@@ -35,13 +36,6 @@ _TEXTS_FUNCTIONS = frozenset({"os.listdir", "glob.glob", "glob.iglob"})
 _KEEPS_ITEMS = _KEEPS_ORDER - {"enumerate", "values", "items"} | _SETS | _OF_SETS | {"sorted", "fromkeys"}
 # Readers of tables, whose cells are texts.
 _ROWS = frozenset({"csv.DictReader", "csv.reader"})
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
-_NAMED = (ast.Name, ast.Attribute)
-
-_Bound: TypeAlias = "tuple[Literal['value', 'item', 'file'], Module, ast.expr]"
-"""What a name is given: a value, an item of it, or the file that it opens."""
 
 
 def fixes_order(script: Script) -> bool:
@@ -50,11 +44,11 @@ def fixes_order(script: Script) -> bool:
     return passed_on and uses_any(script, (_FIXES_ORDER,))
 
 
-class SetOrders:
+class SetOrders(Origins):
     """Follows the expressions of some modules back to sets, through variables, parameters and functions."""
 
     def __init__(self, modules: Sequence[Module]) -> None:
-        self._modules = modules
+        super().__init__(modules)
         self._open: set[tuple[str, ast.AST]] = set()
 
     def is_lost(self, module: Module, node: ast.expr) -> bool:
@@ -74,7 +68,7 @@ class SetOrders:
             self._open.discard((asked, node))
 
     def _is_lost(self, module: Module, node: ast.expr) -> bool:
-        if isinstance(node, _NAMED):
+        if isinstance(node, NAMED):
             return self._name_is_lost(module, node)
         if isinstance(node, ast.Set):
             return _are_constants(node.elts)
@@ -89,7 +83,7 @@ class SetOrders:
         return isinstance(node, ast.Call) and self._call_is_lost(module, node)
 
     def _name_is_lost(self, module: Module, node: ast.Name | ast.Attribute) -> bool:
-        given = self._given(module, node)
+        given = self.bindings(module, node)
         if not given or any(how != "value" for how, _, _ in given) or _is_settled(module, node):
             return False
         empty = [value for _, _, value in given if _is_empty_set(value)]
@@ -103,7 +97,7 @@ class SetOrders:
         last = last_name(node.func)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if owner is None and last in _SETS and len(node.args) == 1:
-            values = self._values(module, node.args[0])
+            values = self.values(module, node.args[0])
             if values and all(isinstance(one, ast.Call) and last_name(one.func) in _TENSORS for one in values):
                 return True
             return self._once("texts", module, node.args[0])
@@ -117,7 +111,7 @@ class SetOrders:
 
     def _is_set(self, module: Module, node: ast.expr) -> bool:
         """Return whether an operand is itself a set without an order: arithmetic of numbers is written the same way."""
-        values = self._values(module, node)
+        values = self.values(module, node)
         sets = (ast.Set, ast.SetComp, ast.BinOp)
         return (
             bool(values)
@@ -126,11 +120,6 @@ class SetOrders:
             )
             and self.is_lost(module, node)
         )
-
-    def _values(self, module: Module, node: ast.expr) -> list[ast.expr]:
-        if not isinstance(node, _NAMED):
-            return [node]
-        return [value for how, _, value in self._given(module, node) or () if how == "value"]
 
     def _are_texts(self, module: Module, node: ast.expr) -> bool:
         """Return whether the items of an expression are texts; those of a text are."""
@@ -142,8 +131,8 @@ class SetOrders:
             return self._once("text", module, node.elt)
         if isinstance(node, ast.DictComp):
             return self._once("text", module, node.key)
-        if isinstance(node, _NAMED):
-            given = self._given(module, node)
+        if isinstance(node, NAMED):
+            given = self.bindings(module, node)
             if given and all(how == "file" for how, _, _ in given):
                 return True
             filled = [self._once("text", module, one) for how, one in _filled(module, node) if how in ("add", "append")]
@@ -180,8 +169,8 @@ class SetOrders:
         if isinstance(node, ast.Subscript):
             part = self._once("text" if isinstance(node.slice, ast.Slice) else "texts", module, node.value)
             return part or self._are_cells(module, node.value)
-        if isinstance(node, _NAMED):
-            given = self._given(module, node)
+        if isinstance(node, NAMED):
+            given = self.bindings(module, node)
             return bool(given) and all(self._binds("text", one) for one in given or ())
         if isinstance(node, ast.Call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
@@ -197,7 +186,7 @@ class SetOrders:
             return bool(results) and all(one is not None and self._once("text", home, one) for home, one in results)
         return False
 
-    def _binds(self, asked: Literal["text", "texts"], bound: _Bound) -> bool:
+    def _binds(self, asked: Literal["text", "texts"], bound: Bound) -> bool:
         how, module, node = bound
         if how == "file" or (how == "item" and asked == "texts"):
             return asked == "texts" and how == "file"
@@ -206,13 +195,13 @@ class SetOrders:
     def _is_file(self, module: Module, node: ast.expr) -> bool:
         """Return whether something is a file of text that a function opens."""
         if isinstance(node, ast.Call):
-            return _opens_text(module, node)
-        given = self._given(module, node) if isinstance(node, _NAMED) else None
+            return opens_text(module, node)
+        given = self.bindings(module, node) if isinstance(node, NAMED) else None
         return bool(given) and all(how == "file" for how, _, _ in given or ())
 
     def _are_cells(self, module: Module, node: ast.expr) -> bool:
         """Return whether an expression is a row that a reader of tables gives."""
-        given = self._given(module, node) if isinstance(node, _NAMED) else None
+        given = self.bindings(module, node) if isinstance(node, NAMED) else None
         return bool(given) and all(how == "item" and self._are_rows(home, one) for how, home, one in given or ())
 
     def _are_rows(self, module: Module, node: ast.expr) -> bool:
@@ -222,181 +211,11 @@ class SetOrders:
             return (
                 last_name(node.func) in ("list", "tuple") and bool(node.args) and self._are_rows(module, node.args[0])
             )
-        given = self._given(module, node) if isinstance(node, _NAMED) else None
+        given = self.bindings(module, node) if isinstance(node, NAMED) else None
         return bool(given) and all(
-            how == "value" and not isinstance(one, _NAMED) and self._are_rows(home, one)
+            how == "value" and not isinstance(one, NAMED) and self._are_rows(home, one)
             for how, home, one in given or ()
         )
-
-    def results(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.expr | None]]:
-        """Return what the function of the modules returns that a call runs; nothing where it is not known."""
-        return [
-            (home, one.value)
-            for home, function in self._called(module, node)
-            for one in descend(function)
-            if isinstance(one, ast.Return)
-        ]
-
-    def given(self, module: Module, node: ast.expr) -> list[tuple[Module, ast.expr]]:
-        """Return what a variable or attribute is set to; of a parameter, what the calls of its function give."""
-        bound = self._given(module, node) if isinstance(node, _NAMED) else None
-        return [(home, value) for how, home, value in bound or () if how == "value"]
-
-    def _given(self, module: Module, node: ast.Name | ast.Attribute) -> list[_Bound] | None:
-        """Return all that a name is bound to; None where some of it is not known."""
-        if isinstance(node, ast.Attribute):
-            return self._attribute(module, node)
-        for around in module.ancestors(node):
-            if isinstance(around, _COMPREHENSIONS):
-                for generator in around.generators:
-                    if node.id in _names(generator.target):
-                        found = _item(module, node.id, generator.target, generator.iter)
-                        return None if found is None else [found]
-            if isinstance(around, _FUNCTIONS) or around is module.tree:
-                parameters = [one.arg for one in _parameters(around)] if isinstance(around, _FUNCTIONS) else []
-                bound = _bound_in(module, around, node.id)
-                if bound is None:
-                    return None
-                if isinstance(around, _FUNCTIONS) and node.id in parameters:
-                    handed = self._arguments(module, around, node.id)
-                    return [*bound, *handed] if handed else None
-                if bound:
-                    return bound
-        return self._of_module(module.resolve(node))
-
-    def _attribute(self, module: Module, node: ast.Attribute) -> list[_Bound] | None:
-        if not isinstance(node.value, ast.Name) or node.value.id != "self":
-            return self._of_module(module.resolve(node)) or self._of_any_class(node.attr)
-        cls = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), None)
-        return None if cls is None else _assigned(module, cls, ast.unparse(node))
-
-    def _of_any_class(self, attribute: str) -> list[_Bound]:
-        """Return what the classes of the script give an attribute that only the methods of one class set."""
-        owners = [
-            (module, cls)
-            for module in self._modules
-            for cls in module.index.of(ast.ClassDef)
-            if _assigned(module, cls, f"self.{attribute}")
-        ]
-        return _assigned(*owners[0], f"self.{attribute}") if len(owners) == 1 else []
-
-    def _of_module(self, name: str) -> list[_Bound]:
-        """Return what a module of the script sets the name to by which another one knows it."""
-        owner, _, last = name.rpartition(".")
-        home = next((one for one in self._modules if one.name == owner), None) if owner else None
-        return [] if home is None else _bound_in(home, home.tree, last) or []
-
-    def _arguments(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> list[_Bound]:
-        names = [one.arg for one in _parameters(function)]
-        owner = module.parents.get(function)
-        called = owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
-        position = names.index(name) - (names[0] in ("self", "cls"))
-        found: list[_Bound] = []
-        for home in self._modules:
-            for call in home.calls_by_name.get(called, ()):
-                named = [word.value for word in call.keywords if word.arg == name]
-                found += [("value", home, value) for value in named or call.args[position : position + 1]]
-        return found
-
-    def _called(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.FunctionDef]]:
-        """Return the function that a call runs by its name; of a module of torch, its ``forward``."""
-        last = last_name(node.func)
-        found = [(one, f) for one in self._modules for f in one.index.of(ast.FunctionDef) if f.name == last]
-        if found or not isinstance(node.func, ast.Name):
-            return found if len(found) == 1 else []
-        made = self._values(module, node.func)
-        names = {last_name(one.func) for value in made for one in descend(value) if isinstance(one, ast.Call)}
-        inside = [
-            (home, one)
-            for home in self._modules
-            for cls in home.index.of(ast.ClassDef)
-            if cls.name in names
-            for one in cls.body
-            if isinstance(one, ast.FunctionDef) and one.name == "forward"
-        ]
-        return inside if len(inside) == 1 else []
-
-
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-
-
-def _names(target: ast.expr) -> list[str]:
-    return [one.id for one in descend(target) if isinstance(one, ast.Name)]
-
-
-def _bound_in(module: Module, body: ast.AST, name: str) -> list[_Bound] | None:
-    """Return what a function, or a module outside of its functions, binds a name to; None where not all is known."""
-    found: list[_Bound] = []
-    for one in descend(body):
-        if body is module.tree and module.body_around(one) is not body:
-            continue
-        if isinstance(one, (ast.For, ast.AsyncFor)) and name in _names(one.target):
-            item = _item(module, name, one.target, one.iter)
-            if item is None:
-                return None
-            found.append(item)
-        elif isinstance(one, ast.withitem) and isinstance(one.optional_vars, ast.Name) and one.optional_vars.id == name:
-            if not isinstance(one.context_expr, ast.Call) or not _opens_text(module, one.context_expr):
-                return None
-            found.append(("file", module, one.context_expr))
-        elif _is_unpacked(one, name):
-            return None
-    return [*found, *_assigned(module, body, name)]
-
-
-def _assigned(module: Module, body: ast.AST, name: str) -> list[_Bound]:
-    """Return what is assigned to a name, or to an attribute of ``self``, in some code."""
-    return [
-        ("value", module, value)
-        for one in descend(body)
-        if isinstance(one, _ASSIGNMENTS) and not (body is module.tree and module.body_around(one) is not body)
-        for target, value in _pairs(one)
-        if value is not None and ast.unparse(target) == name
-    ]
-
-
-def _pairs(
-    one: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
-) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-        if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
-            if len(target.elts) == len(one.value.elts):
-                yield from zip(target.elts, one.value.elts, strict=True)
-        else:
-            yield target, one.value
-
-
-def _is_unpacked(one: ast.AST, name: str) -> bool:
-    """Return whether a name is one of several that something is unpacked into that is not written out."""
-    return isinstance(one, ast.Assign) and any(
-        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in _pairs(one)
-    )
-
-
-def _item(module: Module, name: str, target: ast.expr, iterable: ast.expr) -> _Bound | None:
-    """Return what the variable of a loop is an item of; None where it is one of several and not known."""
-    if isinstance(target, ast.Name):
-        return "item", module, iterable
-    called = last_name(iterable.func) if isinstance(iterable, ast.Call) else ""
-    elements = target.elts if isinstance(target, ast.Tuple) else []
-    place = next((n for n, one in enumerate(elements) if isinstance(one, ast.Name) and one.id == name), -1)
-    if not isinstance(iterable, ast.Call) or place < 0:
-        return None
-    if called == "enumerate" and place == 1 and iterable.args:
-        return "item", module, iterable.args[0]
-    if called == "items" and place == 0 and isinstance(iterable.func, ast.Attribute):
-        return "item", module, iterable.func.value
-    return ("item", module, iterable.args[place]) if called == "zip" and place < len(iterable.args) else None
-
-
-def _opens_text(module: Module, call: ast.Call) -> bool:
-    if last_name(call.func) != "open":
-        return False
-    given = [*call.args, *(word.value for word in call.keywords)]
-    return not any(
-        isinstance(one, ast.Constant) and isinstance(one.value, str) and "b" in one.value for one in given[1:]
-    )
 
 
 def _filled(module: Module, node: ast.Name | ast.Attribute) -> Iterator[tuple[str, ast.expr]]:
@@ -412,7 +231,7 @@ def _is_settled(module: Module, node: ast.Name | ast.Attribute) -> bool:
     """Return whether something is sorted in place, or taken from another rank."""
     wanted = ast.unparse(node)
     settling = (call for call in _calls_around(module, node) if _SETTLES.match(last_name(call.func)) is not None)
-    named = (one for call in settling for one in descend(call) if isinstance(one, _NAMED))
+    named = (one for call in settling for one in descend(call) if isinstance(one, NAMED))
     return any(ast.unparse(one) == wanted for one in named)
 
 
