@@ -130,7 +130,7 @@ def _holds_batches(origins: Origins, module: Module, node: ast.expr, depth: int 
             over = loop.iter if loop is not None else None
             while isinstance(over, ast.Call) and over.args and last_name(over.func) != "DataLoader":
                 over = over.args[0]
-            made = origins.values(module, over) if over is not None else []
+            made = origins.made(module, over) if over is not None else []
             return any(isinstance(one, ast.Call) and last_name(one.func) == "DataLoader" for one in made)
     return any(_holds_batches(origins, home, one, depth + 1) for home, one in origins.given(module, node))
 
@@ -214,7 +214,7 @@ def _are_own(origins: Origins, gathered: _Gathered, module: Module, node: ast.ex
             node = node.value
         else:
             return False
-    made = origins.values(gathered.event.module, gathered.dataset)
+    made = origins.made(gathered.event.module, gathered.dataset)
     classes = {last_name(one.func) for one in made if isinstance(one, ast.Call)}
     owner = node.value
     if isinstance(owner, ast.Name) and owner.id == "self":

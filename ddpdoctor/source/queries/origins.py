@@ -11,6 +11,8 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+# Variables and parameters on the way back to where something is made.
+_DEEPEST = 8
 NAMED = (ast.Name, ast.Attribute)
 """Expressions that name a variable or an attribute."""
 
@@ -38,6 +40,13 @@ class Origins:
         if not isinstance(node, NAMED):
             return [node]
         return [value for how, _, value in self.bindings(module, node) or () if how == "value"]
+
+    def made(self, module: Module, node: ast.expr, depth: int = 0) -> list[ast.expr]:
+        """Return the expressions that variables and parameters lead back to; nothing where one leads nowhere."""
+        if not isinstance(node, NAMED) or depth > _DEEPEST:
+            return [node]
+        found = [self.made(home, one, depth + 1) for home, one in self.given(module, node)]
+        return [one for each in found for one in each] if all(found) else []
 
     def given(self, module: Module, node: ast.expr) -> list[tuple[Module, ast.expr]]:
         """Return what a variable or attribute is set to; of a parameter, what the calls of its function give."""
