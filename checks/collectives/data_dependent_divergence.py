@@ -7,7 +7,8 @@ What it finds
     keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set
     of strings, whatever was made of it in between; or parts and buffers of a DDP model that were registered, or are
     joined, in such an order, because DDP pairs them by position. As advice: leaving because its own loss is not finite.
-    In a run: ranks that diverge at lines which each had run before, and batches that only some ranks trained on.
+    In a run: ranks that diverge at lines which each had run before, batches that only some ranks trained on, and models
+    that the ranks built in different orders.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
@@ -136,6 +137,30 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         luck = f"{skip.sentence}, and nothing hung only because other ranks skipped as many"
         yield CHECK.finding(
             basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
+        )
+    yield from _models_apart(record)
+
+
+def _models_apart(record: RunRecord) -> Iterator[Finding]:
+    """Report models that the ranks built in different orders: DDP compares the shapes of their parameters alone."""
+    from ddpdoctor.diagnosis.training.replicas import in_other_orders
+    from ddpdoctor.diagnosis.wording import site_location
+
+    for wraps, name, texts in in_other_orders(record):
+        low = min(wraps)
+        other = next(rank for rank, listed in texts.items() if listed != texts[low])
+        place = next(n for n, pair in enumerate(zip(texts[low], texts[other], strict=True)) if len(set(pair)) > 1)
+        what = "the parameters" if name == "parameters" else f"`{name}`"
+        one, another = texts[low][place], texts[other][place]
+        yield CHECK.finding(
+            record.job.kind,
+            f"ranks {low} and {other} have {what} of {wraps[low].module_class or 'the model'} in different orders, and "
+            "DDP pairs parameters by their place",
+            remedy=_REMEDIES["loop"],
+            locations=site_location(record.site(wraps[low].site)),
+            ranks=(low, other),
+            because=((f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),),
+            severity=None if name == "parameters" else Severity.WARNING,
         )
 
 
