@@ -46,7 +46,7 @@ def test_the_same_order_and_other_texts_are_nothing() -> None:
 
 def test_a_module_tells_the_lists_of_texts_of_its_parts() -> None:
     inner, outer = torch.nn.Linear(1, 1), torch.nn.Sequential()
-    inner.names, inner.sizes, inner.chosen = ["b", "a"], [1, 2], {"x", "y"}  # type: ignore[assignment]
-    outer.fields, outer.one = {"u": 1, "t": 2}, ["alone"]  # type: ignore[assignment]
+    inner.names, inner.sizes, inner.chosen = ["b", "a"], [1, 2], {"x", "y"}
+    outer.fields, outer.one = {"u": 1, "t": 2}, ["alone"]
     outer.append(inner)
     assert dict(_texts_of(outer)) == {"fields": ["u", "t"], "0.names": ["b", "a"]}
