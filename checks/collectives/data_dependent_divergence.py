@@ -4,10 +4,11 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
-    and buffers of a DDP model that were registered in such an order, because DDP pairs them by position. As advice:
-    leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
-    batches that only some ranks trained on.
+    keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set
+    of strings, whatever was made of it in between; or parts and buffers of a DDP model that were registered, or are
+    joined, in such an order, because DDP pairs them by position. As advice: leaving because its own loss is not finite.
+    In a run: ranks that diverge at lines which each had run before, batches that only some ranks trained on, and models
+    that the ranks built in different orders.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
@@ -44,12 +45,13 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
+from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import Script, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
     "run the collective on every rank and ignore its result where it should not count."
 )
+_LOG_ALL = "Log the same keys on every rank: all of a fixed list, with a sum and a count of 0 where the batch has none."
 _SKIP_TOGETHER = "Let the ranks leave a batch out together (all-reduce the test), or train on it with its loss times 0."
 _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
@@ -135,6 +138,30 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
         )
+    yield from _models_apart(record)
+
+
+def _models_apart(record: RunRecord) -> Iterator[Finding]:
+    """Report models that the ranks built in different orders: DDP compares the shapes of their parameters alone."""
+    from ddpdoctor.diagnosis.training.replicas import in_other_orders
+    from ddpdoctor.diagnosis.wording import site_location
+
+    for wraps, name, texts in in_other_orders(record):
+        low = min(wraps)
+        other = next(rank for rank, listed in texts.items() if listed != texts[low])
+        place = next(n for n, pair in enumerate(zip(texts[low], texts[other], strict=True)) if len(set(pair)) > 1)
+        what = "the parameters" if name == "parameters" else f"`{name}`"
+        one, another = texts[low][place], texts[other][place]
+        yield CHECK.finding(
+            record.job.kind,
+            f"ranks {low} and {other} have {what} of {wraps[low].module_class or 'the model'} in different orders, and "
+            "DDP pairs parameters by their place",
+            remedy=_REMEDIES["loop"],
+            locations=site_location(record.site(wraps[low].site)),
+            ranks=(low, other),
+            because=((f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),),
+            severity=None if name == "parameters" else Severity.WARNING,
+        )
 
 
 def _title(parting: OwnParting) -> str:
@@ -143,14 +170,22 @@ def _title(parting: OwnParting) -> str:
         return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.kind]}"
     if parting.kind == "order":
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
+    if _logs_own_keys(parting):
+        return f"ranks may log other keys in {line}: {WORDS[parting.kind]} decides which"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
     decides = "tells this rank alone how to go on in" if parting.how == "callback" else "decides whether this rank runs"
     return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
 
 
+def _logs_own_keys(parting: OwnParting) -> bool:
+    return parting.how == "loop" and parting.kind != "order" and parting.collective.endswith(OF_ALL_RANKS)
+
+
 def _remedy(parting: OwnParting) -> str:
     own = _REMEDIES.get(parting.kind) if parting.kind == "guard" else None
+    if _logs_own_keys(parting):
+        return _LOG_ALL
     if parting.how == "loop" and parting.kind == "batch" and "backward" in parting.collective:
         return _SKIP_TOGETHER
     return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)
@@ -228,7 +263,7 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
 
 def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
-    if not uses_any(projection.machine.script, ("set", "frozenset", "Set")) and not _writes_sets(projection):
+    if not makes_sets(projection.machine.script):
         return
     from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, models_in_set_order, targets_of
 
@@ -242,10 +277,6 @@ def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnPar
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
         yield _described(OwnTest(order, module, "order", event.chain), "loop", event)
-
-
-def _writes_sets(projection: Projection) -> bool:
-    return any(any(module.index.of(ast.Set)) for module in projection.machine.script.modules)
 
 
 _Made = tuple[Event, frozenset[str]]

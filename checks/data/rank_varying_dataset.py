@@ -3,8 +3,9 @@
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
     without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
-    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. In a run: data
-    sets of different lengths, different subsets, or the same rows in different orders.
+    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Or words or labels that each
+    rank numbers in the order of a set of texts, and gives a model of DDP by these numbers. In a run: data sets of
+    different lengths, different subsets, or the same rows in different orders.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
@@ -48,9 +50,12 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.data.numbering_source import Numbering
 
 CHECK = Check(
     code="DDP108",
@@ -58,13 +63,18 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"loaders", "passes", "parts", "holdings"}),
     subjects=("sampler",),
-    triggers=("DistributedSampler", "ccelerat"),
+    triggers=("DistributedSampler", "ccelerat", "DistributedDataParallel"),
 )
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers over data sets that differ between ranks."""
-    yield from CHECK.suspected(rank_datasets(whole_projection(script)))
+    projection = whole_projection(script)
+    yield from CHECK.suspected(rank_datasets(projection))
+    if makes_sets(script):
+        from ddpdoctor.checks.data.numbering_source import numbered_in_set_order
+
+        yield from CHECK.suspected(map(_of_numbering, numbered_in_set_order(projection)))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
@@ -75,6 +85,7 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
 _SEED = "Seed every rank with the same number before the data set is built."
+_SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
 
 
@@ -100,6 +111,20 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
             if shuffle is not None:
                 seen.add(loader.node)
                 yield _differs(loader, _SHUFFLE, shuffle)
+
+
+def _of_numbering(found: Numbering) -> Verdict:
+    module, number = found.use
+    return Verdict(
+        sentence=f"a number stands for another item on each rank: `{found.module.excerpt(found.order, 60)}` is in the "
+        "order of a set, which differs between processes",
+        remedy=_SORT,
+        locations=(found.module.location(found.node), module.location(number)),
+        because=(
+            (f"`{module.excerpt(number, 60)}` puts the number into the data of this rank", module.location(number)),
+            ("DDP averages what the ranks learn of one number", found.wrap.location),
+        ),
+    )
 
 
 def _differs(

@@ -4,7 +4,8 @@ What it finds
     A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model. In
     a run: equal index lists over the whole data set, results averaged over shards that a sampler padded, or sums over
     the ranks with a count of all samples of such shards. As a warning: the results of a sampler's parts that are
-    gathered, joined one after another and cut to the length of the data set.
+    gathered, joined one after another and cut to the length of the data set; or joined in another order than the
+    sampler's, and compared with the labels of the data set.
 
 Why it is bad
     Every rank computes the same result: the evaluation takes as long as on one GPU, however many there are, and each
@@ -31,15 +32,13 @@ References
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.queries.training_loops import (
     division,
     evaluating_forwards,
@@ -47,9 +46,8 @@ from ddpdoctor.source.queries.training_loops import (
     is_averaged,
     only_loader,
 )
-from ddpdoctor.source.script.module import descend, last_name, made_from
-from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+from ddpdoctor.source.script.script import Script, calls_any
+from ddpdoctor.source.vocabulary import PART_GATHERS
 
 CHECK = Check(
     code="DDP105",
@@ -63,9 +61,16 @@ REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
     "cut": "Put them in the order of the samples before the cut: torch.stack(parts, 1).flatten(0, 1), as the sampler "
     "deals them out.",
+    "paired": "Gather the labels, or the indices, of the samples in the same way, and compare the results with those.",
+    "batches": "Keep one result a sample, results.extend(...), before the ranks' results take turns.",
     "counted": "Sum over the first len(range(rank, len(dataset), world_size)) samples of the rank's part alone: what "
     "follows is what the sampler repeats.",
     "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
+}
+_WHYS = {
+    "joined": "the sampler deals samples out in turns, and the parts of the ranks stand one after another",
+    "batches": "the sampler deals single samples out in turns, and whole batches of the ranks take turns here",
+    "shuffled": "the sampler shuffles",
 }
 
 
@@ -79,6 +84,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=loop.module.head_location(loop.node),
             because=(("no sampler divides this loader's data set between the ranks", loader.location),),
         )
+    if calls_any(script, PART_GATHERS):
+        yield from _of_gathered(script)
+
+
+def _of_gathered(script: Script) -> Iterator[Finding]:
+    from ddpdoctor.checks.data.gathered_order_source import cut_gathers, paired_out_of_order
+
     for gather, cut in cut_gathers(whole_projection(script)):
         yield CHECK.finding(
             "source",
@@ -92,6 +104,16 @@ def in_source(script: Script) -> Iterator[Finding]:
                     gather.location,
                 ),
             ),
+            severity=Severity.WARNING,
+        )
+    for pair in paired_out_of_order(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"`{pair.module.excerpt(pair.joined, 60)}` is not in the order of the data set that it is compared with: "
+            + _WHYS[pair.why],
+            remedy=REMEDIES["batches" if pair.why == "batches" else "paired"],
+            locations=pair.module.location(pair.node),
+            because=(("each rank gives here what DistributedSampler dealt out to it", pair.gather.location),),
             severity=Severity.WARNING,
         )
 
@@ -126,47 +148,3 @@ def _is_whole(projection: Projection, loop: LoopAround) -> bool:
     """
     loader = only_loader(projection, loop)
     return loader is not None and division(projection.machine, loader) == "whole"
-
-
-# Parts of the ranks that are joined one after another and cut to the length of the data set.
-
-_GATHERS = frozenset({"all_gather", "all_gather_object", "gather", "gather_object"})
-_JOINS = frozenset({"cat", "concat", "concatenate", "sum", "chain", "from_iterable"})
-
-
-def cut_gathers(projection: Projection) -> Iterator[tuple[Event, ast.Subscript]]:
-    """Yield what gathers the results of parts that a DistributedSampler made, with the cut of what was joined of it."""
-    for event in projection.in_course("collective"):
-        arguments = event.node.args if isinstance(event.node, ast.Call) else []
-        lists = [one.id for one in arguments[:2] if isinstance(one, ast.Name)]
-        if event.name not in _GATHERS or not lists or not _is_dealt_out(projection, event):
-            continue
-        body = event.module.body_around(event.node)
-        for cut in (one for one in descend(body) if isinstance(one, ast.Subscript)):
-            if not isinstance(cut.slice, ast.Slice) or cut.slice.lower is not None or cut.slice.upper is None:
-                continue
-            length = made_from(cut.slice.upper, body)
-            measured = any(isinstance(one, ast.Call) and last_name(one.func) == "len" for one in length)
-            if measured and any(_joins(one, lists) for one in made_from(cut.value, body)):
-                yield event, cut
-
-
-def _is_dealt_out(projection: Projection, gather: Event) -> bool:
-    """Return whether a rank gives, once, what it made of all batches that a DistributedSampler dealt out to it."""
-    machine = projection.machine
-    numbers = {number for value in gather.positional for kind, number in tags_of(value) if kind == "batch"}
-    loaders = [machine.events[number] for number in numbers if number in machine.events]
-    samplers = [loader.argument("sampler", 3) for loader in loaders]
-    dealt = [one for one in samplers if isinstance(one, ExternalObject) and one.name == DISTRIBUTED_SAMPLER]
-    repeats = any(only_loader(projection, loop) is not None for loop in gather.loops)
-    return len(dealt) == len(loaders) == 1 and not repeats
-
-
-def _joins(node: ast.AST, lists: list[str]) -> bool:
-    """Return whether an expression puts the parts in some lists one after another."""
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 2:
-        first, second = node.generators
-        in_parts = isinstance(first.iter, ast.Name) and first.iter.id in lists
-        return in_parts and ast.unparse(second.iter) == ast.unparse(first.target)
-    given = node.args if isinstance(node, ast.Call) and last_name(node.func) in _JOINS else []
-    return any(isinstance(one, (ast.Starred, ast.Name)) for one in given) and mentions(given[0], lists)

@@ -47,7 +47,25 @@ def wrap_facts(ddp: Any, given: dict[str, Any], torch: Any) -> dict[str, Any]:
         "ignored": sorted(set(getattr(ddp, "parameters_to_ignore", ()))),
         "batch_norms": len(unsynchronised),
         "synchronised_batch_norms": synchronised,
+        "texts": dict(_texts_of(module)),
     }
+
+
+_MOST_LISTS = 50
+_MOST_TEXTS = 200
+
+
+def _texts_of(module: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield the short lists of texts that a module and its parts hold: their order may say what a part stands for."""
+    found = 0
+    for path, part in module.named_modules():
+        for name, held in vars(part).items():
+            listed = type(held) in (list, tuple, dict) and 1 < len(held) <= _MOST_TEXTS and not name.startswith("_")
+            if listed and all(type(item) is str for item in held):
+                found += 1
+                yield ".".join(filter(None, (path, name))), [item[:80] for item in held]
+            if found == _MOST_LISTS:
+                return
 
 
 def batch_norms(module: Any, torch: Any) -> tuple[list[Any], int]:

@@ -291,6 +291,8 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     batch_norms: int = 0
     """BatchNorm layers that see their own rank's batch only."""
     synchronised_batch_norms: int = 0
+    texts: Mapping[str, tuple[str, ...]] = {}
+    """The short lists of texts that the module and its parts hold, by their names."""
     communication_hook: bool = False
     """A hook of the user takes the place of DDP's own reduction."""
 

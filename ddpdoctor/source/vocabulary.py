@@ -369,6 +369,10 @@ def is_first_rank_name(name: str) -> bool:
     return FIRST_RANK_NAMES.match(name) is not None
 
 
+PART_GATHERS = frozenset({"all_gather", "all_gather_object", "gather", "gather_object"})
+"""Collectives that fill a list with what each rank has."""
+
+
 @lru_cache(maxsize=4_096)
 def text_hints_at_ranks(text: str) -> bool:
     """Return whether the text of a condition hints at a rank test that could not be resolved."""

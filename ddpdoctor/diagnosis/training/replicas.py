@@ -170,6 +170,21 @@ def replicated_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
                 yield members
 
 
+def in_other_orders(record: RunRecord) -> Iterator[tuple[dict[int, Wrap], str, dict[int, tuple[str, ...]]]]:
+    """Yield the wraps whose models the ranks built of the same things in other orders, which DDP pairs by place.
+
+    With what they have in other orders: the first list of texts that they hold, or else the names of the parameters.
+    """
+    for wraps in replicated_wraps(record):
+        first = wraps[min(wraps)]
+        held = {name: {rank: wrap.texts.get(name, ()) for rank, wrap in wraps.items()} for name in first.texts}
+        held["parameters"] = {rank: tuple(tensor.name for tensor in wrap.parameters) for rank, wrap in wraps.items()}
+        for name, texts in held.items():
+            if len(set(texts.values())) > 1 and len({tuple(sorted(one)) for one in texts.values()}) == 1:
+                yield wraps, name, texts
+                break
+
+
 def judged_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
     """Yield the wraps of ``replicated_wraps`` whose reductions DDP made by itself and could finish.
 

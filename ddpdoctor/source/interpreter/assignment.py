@@ -40,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import parts_held
-from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED, note_attribute_set, note_item
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -156,7 +156,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         # Containers have no identity: another name of this one still shows what it held before.
         machine.agreed_items.update(number for kind, number in tags_of(container) if kind == "batch")
     key = constant(index)
-    if _has_own_keys(container, index):
+    if has_own_keys(machine, target, container, index) or _gives_key_by_own_test(machine, container, index):
         assign_to(machine, target.value, Unknown(True, False, derived((value, index)).tags | {MEMBERS}))
     elif isinstance(container, DictValue) and key is not ...:
         entries = dict(container.entries)
@@ -181,11 +181,32 @@ GROWING: Tag = ("growing", 0)
 """Of a dict that has each key only once something asks for it."""
 
 
-def _has_own_keys(container: Value, key: Value) -> bool:
-    """Return whether the keys of a dict, which is empty until then, are what a rank's own data hold."""
+def has_own_keys(machine: Machine, node: ast.AST, container: Value, key: Value) -> bool:
+    """Return whether the keys of a dict, which is empty until then, are what a rank's own data hold.
+
+    Not where they are those of another dict that has the same ones on every rank, as the losses of a model do.
+    """
     if not is_varying(key) or not any(kind in _OWN_KEYS for kind, _ in tags_of(key)):
         return False
-    return container == DictValue(()) or (isinstance(container, Unknown) and GROWING in container.tags)
+    if container != DictValue(()) and not (isinstance(container, Unknown) and GROWING in container.tags):
+        return False
+    return MEMBERS in tags_of(key) or not any(_gives_keys(loop.around.node, node) for loop in machine.loops)
+
+
+def _gives_keys(loop: ast.AST, node: ast.AST) -> bool:
+    """Return whether a subscript names what a loop over the keys of a dict gives."""
+    if not isinstance(loop, ast.For) or last_name(getattr(loop.iter, "func", loop.iter)) not in ("items", "keys"):
+        return False
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    return any(isinstance(one, ast.Name) and one.id == getattr(target, "id", "") for one in descend(node))
+
+
+def _gives_key_by_own_test(machine: Machine, container: Value, key: Value) -> bool:
+    """Return whether a dict gets one of several keys only where a rank's own batch has something for it."""
+    if not isinstance(container, DictValue) or len(container.entries) > 1 or isinstance(key, Const):
+        return False
+    by_batch = any(test.kind == "batch" for test in machine.own_tests)
+    return bool(machine.loops) and (by_batch or any(loop.own for loop in machine.loops))
 
 
 def forget(machine: Machine, target: ast.expr) -> None:
@@ -232,7 +253,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             mutated = _mutated(machine, receiver, name, _given(node, arguments))
-            if name == "setdefault" and arguments and _has_own_keys(receiver, arguments[0]):
+            if name == "setdefault" and arguments and has_own_keys(machine, node, receiver, arguments[0]):
                 mutated = Unknown(True, False, derived(arguments).tags | {MEMBERS})
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)

@@ -6,7 +6,14 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.interpreter.assignment import item_at, one_of_callables, scope_of, scope_that_holds
+from ddpdoctor.source.interpreter.assignment import (
+    has_own_keys,
+    item_at,
+    one_of_callables,
+    overwrite,
+    scope_of,
+    scope_that_holds,
+)
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
@@ -400,6 +407,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     ):
         return kept
     result = derived((container, key))
+    if isinstance(container, Unknown) and has_own_keys(machine, node, container, key):
+        overwrite(machine, node.value, Unknown(True, False, result.tags | {MEMBERS}))  # The key is made.
     if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
         return never_none(result)
     return picked(machine, node, result) if is_rank_key(key) else result

@@ -13,7 +13,9 @@ from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    MEMBERS,
     NONE,
+    RANKS,
     SYNCHRONISED,
     TRUE,
     UNIFORM,
@@ -32,6 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS, attribute
+from ddpdoctor.source.ranks.rank_local_values import own_iterable
 from ddpdoctor.source.script.launch_facts import offered
 from ddpdoctor.source.script.script import is_started_on_several
 from ddpdoctor.source.torch_model.ddp import UNKNOWN_OPTIONS
@@ -64,6 +67,8 @@ METHODS = _ON_MODULE | _ON_TRAINER | _ON_STRATEGY
 """Names of the methods that are modelled here."""
 LOG = "LightningModule.log"
 """Name of the event of a value that is logged; its argument is the value."""
+OF_ALL_RANKS = "(sync_dist=True)"
+"""Ends the name of the event of a value that is logged for all ranks."""
 
 
 def method(
@@ -195,9 +200,31 @@ def _of_module(
     if constant(named.get("rank_zero_only", Const(False))) is False:
         if synchronises is False:
             machine.note("call", LOG, node, [value], named, receiver=module)
-        elif synchronises is True and (_at_once(machine, named) or machine.mask != ALL_RANKS & ~machine.gone):
-            machine.emit("collective", f"self.{name}(sync_dist=True)", node, positional, named, in_tree=True)
+        elif synchronises is True and isinstance(node, ast.Call):
+            _log_of_all(machine, node, name, value, positional, named)
     return NONE
+
+
+def _log_of_all(
+    machine: Machine, node: ast.Call, name: str, value: Value, positional: list[Value], named: Mapping[str, Value]
+) -> None:
+    """Reduce what is logged, a dict once for each of its keys.
+
+    What is reduced at the end of the epoch counts where it shows in which keys the ranks differ, or that some log none.
+    """
+    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "dictionary")]
+    keys = own_iterable(machine, given[0], value) if given and name == "log_dict" else None
+    by_key = keys is not None or any(MEMBERS in tags_of(loop.around.iterable) for loop in machine.loops)
+    if not by_key and not _at_once(machine, named) and machine.mask == ALL_RANKS & ~machine.gone:
+        return
+
+    def reduce() -> None:
+        machine.emit("collective", f"self.{name}{OF_ALL_RANKS}", node, positional, named, in_tree=True)
+
+    if keys is None:
+        reduce()
+    else:
+        machine.add_loop(machine.collect(reduce), [None] * len(RANKS), keys.node, keys)
 
 
 def _at_once(machine: Machine, named: Mapping[str, Value]) -> bool:

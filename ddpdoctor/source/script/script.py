@@ -478,6 +478,12 @@ def uses_part(script: Script, parts: Iterable[str]) -> bool:
     return any(_in_modules(script, part, _partly) for part in parts)
 
 
+def makes_sets(script: Script) -> bool:
+    """Return whether a set is made in the code of a script's modules."""
+    written = any(any(module.index.of(kind)) for module in script.modules for kind in (ast.Set, ast.SetComp))
+    return written or uses_any(script, ("set", "frozenset", "Set"))
+
+
 def calls_any(script: Script, names: Iterable[str]) -> bool:
     """Return whether something is called whose last name is one of these."""
     return any(name in module.calls_by_name for name in names for module in script.modules)

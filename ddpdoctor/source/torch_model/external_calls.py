@@ -562,6 +562,9 @@ _SPECIAL: dict[str, Handler] = {
     "collections.defaultdict": lambda machine, node, positional, named, complete: Unknown(
         opaque=True, tags=frozenset({GROWING})
     ),
+    "collections.Counter": lambda machine, node, positional, named, complete: members_of(
+        "set", Unknown(any(map(is_varying, positional)), True, derived(positional).tags | {GROWING})
+    ),
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,

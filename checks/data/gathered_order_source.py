@@ -1,0 +1,245 @@
+"""Results of the parts of all ranks that are gathered, and joined in an order that is not the data set's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, TRUE, ExternalObject, constant, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import mentions
+from ddpdoctor.source.queries.origins import NAMED, Origins
+from ddpdoctor.source.queries.training_loops import only_loader
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
+
+# Parts of the ranks that are joined one after another and cut to the length of the data set.
+
+_JOINS = frozenset({"cat", "concat", "concatenate", "sum", "chain", "from_iterable"})
+
+
+def cut_gathers(projection: Projection) -> Iterator[tuple[Event, ast.Subscript]]:
+    """Yield what gathers the results of parts that a DistributedSampler made, with the cut of what was joined of it."""
+    for event in projection.in_course("collective"):
+        arguments = event.node.args if isinstance(event.node, ast.Call) else []
+        lists = [one.id for one in arguments[:2] if isinstance(one, ast.Name)]
+        if event.name not in PART_GATHERS or not lists or _dealt_out(projection, event) is None:
+            continue
+        body = event.module.body_around(event.node)
+        for cut in (one for one in descend(body) if isinstance(one, ast.Subscript)):
+            if not isinstance(cut.slice, ast.Slice) or cut.slice.lower is not None or cut.slice.upper is None:
+                continue
+            length = made_from(cut.slice.upper, body)
+            measured = any(isinstance(one, ast.Call) and last_name(one.func) == "len" for one in length)
+            if measured and any(_joins(one, lists) for one in made_from(cut.value, body)):
+                yield event, cut
+
+
+def _dealt_out(projection: Projection, gather: Event) -> tuple[Event, Event] | None:
+    """Return the loader, and the sampler, that dealt out what a rank made its results of that it gives here, once."""
+    machine = projection.machine
+    numbers = {number for value in gather.positional for kind, number in tags_of(value) if kind == "batch"}
+    loaders = [machine.events[number] for number in numbers if number in machine.events]
+    samplers = [loader.argument("sampler", 3) for loader in loaders]
+    repeats = any(only_loader(projection, loop) is not None for loop in gather.loops)
+    sampler = samplers[0] if len(samplers) == 1 and not repeats else None
+    made = machine.object(sampler) if isinstance(sampler, ExternalObject) else None
+    return None if made is None or made.name != DISTRIBUTED_SAMPLER else (loaders[0], made)
+
+
+def _joins(node: ast.AST, lists: list[str]) -> bool:
+    """Return whether an expression puts the parts in some lists one after another."""
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 2:
+        first, second = node.generators
+        in_parts = isinstance(first.iter, ast.Name) and first.iter.id in lists
+        return in_parts and ast.unparse(second.iter) == ast.unparse(first.target)
+    given = node.args if isinstance(node, ast.Call) and last_name(node.func) in _JOINS else []
+    return any(isinstance(one, (ast.Starred, ast.Name)) for one in given) and mentions(given[0], lists)
+
+
+# Joined results that are compared with what the data set holds in its own order.
+
+_DEEPEST = 8
+_IN_TURNS = frozenset({"zip", "zip_longest"})
+
+
+class Paired(msgspec.Struct, frozen=True, eq=False):
+    """A comparison of gathered results with the data set's own order."""
+
+    module: Module
+    node: ast.expr
+    joined: ast.expr
+    why: Literal["joined", "batches", "shuffled"]
+    gather: Event
+
+
+class _Gathered(msgspec.Struct, frozen=True, eq=False):
+    event: Event
+    lists: list[str]
+    """The variables that hold the parts of all ranks, or of this one."""
+    by_batch: bool
+    shuffled: bool
+    dataset: ast.expr
+    """What the loader divides, where it is made."""
+
+
+def paired_out_of_order(projection: Projection) -> Iterator[Paired]:
+    """Yield comparisons of joined results with labels of the data set that its sampler dealt out in another order."""
+    modules = projection.machine.script.modules
+    origins = Origins(modules)
+    gathers = [one for event in projection.in_course("collective") for one in _gathered(projection, origins, event)]
+    seen: set[ast.AST] = set()
+    for gathered in gathers:
+        for module in modules:
+            for node, one, other in _comparisons(module):
+                for result, labels in ((one, other), (other, one)):
+                    # Few things are of the data set; following a result through the functions takes longer.
+                    own = node not in seen and _are_own(origins, gathered, module, labels)
+                    why = _why(origins, gathered, module, result) if own else None
+                    if why is not None:
+                        seen.add(node)
+                        yield Paired(module, node, result, why, gathered.event)
+
+
+def _gathered(projection: Projection, origins: Origins, event: Event) -> Iterator[_Gathered]:
+    if event.name not in PART_GATHERS or not isinstance(event.node, ast.Call):
+        return
+    dealt = _dealt_out(projection, event)
+    lists = [one.id for argument in event.node.args[:2] for one in descend(argument) if isinstance(one, ast.Name)]
+    if dealt is None or not lists:
+        return
+    loader, sampler = dealt
+    given = sampler.node.args[:1] if isinstance(sampler.node, ast.Call) else []
+    by_batch = constant(loader.argument("batch_size", 1) or NONE) != 1 and any(
+        _holds_batches(origins, event.module, one) for one in event.node.args[:2]
+    )
+    for dataset in given:
+        shuffled = constant(sampler.argument("shuffle", 3) or TRUE) is True
+        yield _Gathered(event, lists, by_batch, shuffled, dataset)
+
+
+def _holds_batches(origins: Origins, module: Module, node: ast.expr, depth: int = 0) -> bool:
+    """Return whether a list is given one item in each turn of a loop over a loader."""
+    if not isinstance(node, ast.Name) or depth > _DEEPEST:
+        return False
+    for call in (one for one in descend(module.body_around(node)) if isinstance(one, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == f"{node.id}.append":
+            loop = next((one for one in module.ancestors(call) if isinstance(one, ast.For)), None)
+            over = loop.iter if loop is not None else None
+            while isinstance(over, ast.Call) and over.args and last_name(over.func) != "DataLoader":
+                over = over.args[0]
+            made = origins.made(module, over) if over is not None else []
+            return any(isinstance(one, ast.Call) and last_name(one.func) == "DataLoader" for one in made)
+    return any(_holds_batches(origins, home, one, depth + 1) for home, one in origins.given(module, node))
+
+
+def _comparisons(module: Module) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
+    for compare in module.index.of(ast.Compare):
+        if isinstance(compare.ops[0], (ast.Eq, ast.NotEq)):
+            yield compare, compare.left, compare.comparators[0]
+    for call in module.index.of(ast.Call):
+        if len(call.args) == 2 and not any(isinstance(one, ast.Starred) for one in call.args):
+            yield call, call.args[0], call.args[1]
+
+
+def _why(
+    origins: Origins, gathered: _Gathered, module: Module, node: ast.expr, depth: int = 0
+) -> Literal["joined", "batches", "shuffled"] | None:
+    """Return in what an expression, joined of gathered parts, has another order than the data set."""
+    if depth > _DEEPEST:
+        return None
+    event = gathered.event
+    if module is event.module and module.body_around(node) is module.body_around(event.node):
+        way = _way(gathered, module, node)
+        if way is not None:
+            if way == "turns":
+                return "batches" if gathered.by_batch else "shuffled" if gathered.shuffled else None
+            return "joined"
+    inner: list[tuple[Module, ast.expr]] = []
+    if isinstance(node, NAMED):
+        inner = [(home, one) for home, one in origins.given(module, node) if not _is_none(one)]
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        inner = [(module, node.value)]
+    elif isinstance(node, ast.Call):
+        results = origins.results(module, node)
+        inner = [(home, one) for home, one in results if one is not None and not _is_none(one)]
+        if not results:
+            inner = [(module, node.func.value)] if isinstance(node.func, ast.Attribute) else []
+            inner = [(module, one) for one in node.args[:1]] if not inner or _is_of_library(module, node) else inner
+    found = [_why(origins, gathered, home, one, depth + 1) for home, one in inner]
+    return found[0] if found and all(found) else None
+
+
+def _is_of_library(module: Module, call: ast.Call) -> bool:
+    return module.resolve(call.func).partition(".")[0] in ("numpy", "torch")
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _way(gathered: _Gathered, module: Module, node: ast.expr) -> Literal["turns", "parts"] | None:
+    """Return how the gathered parts are joined in an expression, or in a list that a loop fills."""
+    if _joins(node, gathered.lists):
+        return "turns" if any(_takes_turns(one) for one in descend(node)) else "parts"
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 2:
+        return "turns" if _takes_turns(node.generators[0].iter) and mentions(node, gathered.lists) else None
+    if not isinstance(node, ast.Name):
+        return None
+    for loop in (one for one in descend(module.body_around(node)) if isinstance(one, ast.For)):
+        fills = any(
+            (isinstance(one, ast.Call) and ast.unparse(one.func) in (f"{node.id}.extend", f"{node.id}.append"))
+            or (isinstance(one, ast.AugAssign) and ast.unparse(one.target) == node.id)
+            for one in descend(loop)
+        )
+        if fills and mentions(loop.iter, gathered.lists):
+            return "turns" if _takes_turns(loop.iter) else "parts" if isinstance(loop.iter, ast.Name) else None
+    return None
+
+
+def _takes_turns(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) in _IN_TURNS
+
+
+def _are_own(origins: Origins, gathered: _Gathered, module: Module, node: ast.expr) -> bool:
+    """Return whether an expression is what the divided data set holds, in its order: ``dataset.labels``."""
+    while not isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            node = node.func.value
+        elif isinstance(node, ast.Call) and node.args:
+            node = node.args[0]
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            node = node.value
+        else:
+            return False
+    made = origins.made(gathered.event.module, gathered.dataset)
+    classes = {last_name(one.func) for one in made if isinstance(one, ast.Call)}
+    owner = node.value
+    if isinstance(owner, ast.Name) and owner.id == "self":
+        around = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), None)
+        is_data = around is not None and around.name in classes
+    elif isinstance(owner, ast.Attribute) and owner.attr == "dataset":
+        is_data = True
+    else:
+        is_data = any(
+            isinstance(one, ast.Call) and last_name(one.func) in classes for one in origins.values(module, owner)
+        )
+    return is_data and isinstance(node, ast.Attribute) and _has_one_a_sample(origins, classes, node.attr)
+
+
+def _has_one_a_sample(origins: Origins, classes: set[str], attribute: str) -> bool:
+    """Return whether the data set gives the items of an attribute by the index of a sample."""
+    return any(
+        isinstance(one, ast.Subscript) and ast.unparse(one.value) == f"self.{attribute}" and mentions(one.slice, names)
+        for module in origins.modules
+        for cls in module.index.of(ast.ClassDef)
+        if cls.name in classes
+        for method in cls.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__getitem__"
+        for names in [[each.arg for each in method.args.args[1:2]]]
+        for one in descend(method)
+    )

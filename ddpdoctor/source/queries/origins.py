@@ -1,0 +1,211 @@
+"""What the expressions of a script come from: through variables, parameters and functions, by name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from ddpdoctor.source.script.module import Module, descend, last_name
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+# Variables and parameters on the way back to where something is made.
+_DEEPEST = 8
+NAMED = (ast.Name, ast.Attribute)
+"""Expressions that name a variable or an attribute."""
+
+Bound: TypeAlias = "tuple[Literal['value', 'item', 'file'], Module, ast.expr]"
+"""What a name is given: a value, an item of it, or the file that it opens."""
+
+
+class Origins:
+    """Follows the expressions of some modules back to where they come from."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self.modules = modules
+
+    def results(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.expr | None]]:
+        """Return what the function of the modules returns that a call runs; nothing where it is not known."""
+        return [
+            (home, one.value)
+            for home, function in self._called(module, node)
+            for one in descend(function)
+            if isinstance(one, ast.Return)
+        ]
+
+    def values(self, module: Module, node: ast.expr) -> list[ast.expr]:
+        """Return what a variable is set to; of anything else the expression itself."""
+        if not isinstance(node, NAMED):
+            return [node]
+        return [value for how, _, value in self.bindings(module, node) or () if how == "value"]
+
+    def made(self, module: Module, node: ast.expr, depth: int = 0) -> list[ast.expr]:
+        """Return the expressions that variables and parameters lead back to; nothing where one leads nowhere."""
+        if not isinstance(node, NAMED) or depth > _DEEPEST:
+            return [node]
+        found = [self.made(home, one, depth + 1) for home, one in self.given(module, node)]
+        return [one for each in found for one in each] if all(found) else []
+
+    def given(self, module: Module, node: ast.expr) -> list[tuple[Module, ast.expr]]:
+        """Return what a variable or attribute is set to; of a parameter, what the calls of its function give."""
+        bound = self.bindings(module, node) if isinstance(node, NAMED) else None
+        return [(home, value) for how, home, value in bound or () if how == "value"]
+
+    def bindings(self, module: Module, node: ast.Name | ast.Attribute) -> list[Bound] | None:
+        """Return all that a name is bound to; None where some of it is not known."""
+        if isinstance(node, ast.Attribute):
+            return self._attribute(module, node)
+        for around in module.ancestors(node):
+            if isinstance(around, _COMPREHENSIONS):
+                for generator in around.generators:
+                    if node.id in _names(generator.target):
+                        found = _item(module, node.id, generator.target, generator.iter)
+                        return None if found is None else [found]
+            if isinstance(around, _FUNCTIONS) or around is module.tree:
+                parameters = [one.arg for one in _parameters(around)] if isinstance(around, _FUNCTIONS) else []
+                bound = _bound_in(module, around, node.id)
+                if bound is None:
+                    return None
+                if isinstance(around, _FUNCTIONS) and node.id in parameters:
+                    handed = self._arguments(module, around, node.id)
+                    return [*bound, *handed] if handed else None
+                if bound:
+                    return bound
+        return self._of_module(module.resolve(node))
+
+    def _attribute(self, module: Module, node: ast.Attribute) -> list[Bound] | None:
+        if not isinstance(node.value, ast.Name) or node.value.id != "self":
+            return self._of_module(module.resolve(node)) or self._of_any_class(node.attr)
+        cls = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), None)
+        return None if cls is None else _assigned(module, cls, ast.unparse(node))
+
+    def _of_any_class(self, attribute: str) -> list[Bound]:
+        """Return what the classes of the script give an attribute that only the methods of one class set."""
+        owners = [
+            (module, cls)
+            for module in self.modules
+            for cls in module.index.of(ast.ClassDef)
+            if _assigned(module, cls, f"self.{attribute}")
+        ]
+        return _assigned(*owners[0], f"self.{attribute}") if len(owners) == 1 else []
+
+    def _of_module(self, name: str) -> list[Bound]:
+        """Return what a module of the script sets the name to by which another one knows it."""
+        owner, _, last = name.rpartition(".")
+        home = next((one for one in self.modules if one.name == owner), None) if owner else None
+        return [] if home is None else _bound_in(home, home.tree, last) or []
+
+    def _arguments(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> list[Bound]:
+        names = [one.arg for one in _parameters(function)]
+        owner = module.parents.get(function)
+        called = owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
+        position = names.index(name) - (names[0] in ("self", "cls"))
+        found: list[Bound] = []
+        for home in self.modules:
+            for call in home.calls_by_name.get(called, ()):
+                named = [word.value for word in call.keywords if word.arg == name]
+                found += [("value", home, value) for value in named or call.args[position : position + 1]]
+        return found
+
+    def _called(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.FunctionDef]]:
+        """Return the function that a call runs by its name; of a module of torch, its ``forward``."""
+        last = last_name(node.func)
+        found = [(one, f) for one in self.modules for f in one.index.of(ast.FunctionDef) if f.name == last]
+        if found or not isinstance(node.func, ast.Name):
+            return found if len(found) == 1 else []
+        made = self.values(module, node.func)
+        names = {last_name(one.func) for value in made for one in descend(value) if isinstance(one, ast.Call)}
+        inside = [
+            (home, one)
+            for home in self.modules
+            for cls in home.index.of(ast.ClassDef)
+            if cls.name in names
+            for one in cls.body
+            if isinstance(one, ast.FunctionDef) and one.name == "forward"
+        ]
+        return inside if len(inside) == 1 else []
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _names(target: ast.expr) -> list[str]:
+    return [one.id for one in descend(target) if isinstance(one, ast.Name)]
+
+
+def _bound_in(module: Module, body: ast.AST, name: str) -> list[Bound] | None:
+    """Return what a function, or a module outside of its functions, binds a name to; None where not all is known."""
+    found: list[Bound] = []
+    for one in descend(body):
+        if body is module.tree and module.body_around(one) is not body:
+            continue
+        if isinstance(one, (ast.For, ast.AsyncFor)) and name in _names(one.target):
+            item = _item(module, name, one.target, one.iter)
+            if item is None:
+                return None
+            found.append(item)
+        elif isinstance(one, ast.withitem) and isinstance(one.optional_vars, ast.Name) and one.optional_vars.id == name:
+            if not isinstance(one.context_expr, ast.Call) or not opens_text(module, one.context_expr):
+                return None
+            found.append(("file", module, one.context_expr))
+        elif _is_unpacked(one, name):
+            return None
+    return [*found, *_assigned(module, body, name)]
+
+
+def _assigned(module: Module, body: ast.AST, name: str) -> list[Bound]:
+    """Return what is assigned to a name, or to an attribute of ``self``, in some code."""
+    return [
+        ("value", module, value)
+        for one in descend(body)
+        if isinstance(one, _ASSIGNMENTS) and not (body is module.tree and module.body_around(one) is not body)
+        for target, value in _pairs(one)
+        if value is not None and ast.unparse(target) == name
+    ]
+
+
+def _pairs(
+    one: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
+) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+        if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
+            if len(target.elts) == len(one.value.elts):
+                yield from zip(target.elts, one.value.elts, strict=True)
+        else:
+            yield target, one.value
+
+
+def _is_unpacked(one: ast.AST, name: str) -> bool:
+    """Return whether a name is one of several that something is unpacked into that is not written out."""
+    return isinstance(one, ast.Assign) and any(
+        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in _pairs(one)
+    )
+
+
+def _item(module: Module, name: str, target: ast.expr, iterable: ast.expr) -> Bound | None:
+    """Return what the variable of a loop is an item of; None where it is one of several and not known."""
+    if isinstance(target, ast.Name):
+        return "item", module, iterable
+    called = last_name(iterable.func) if isinstance(iterable, ast.Call) else ""
+    elements = target.elts if isinstance(target, ast.Tuple) else []
+    place = next((n for n, one in enumerate(elements) if isinstance(one, ast.Name) and one.id == name), -1)
+    if not isinstance(iterable, ast.Call) or place < 0:
+        return None
+    if called == "enumerate" and place == 1 and iterable.args:
+        return "item", module, iterable.args[0]
+    if called == "items" and place == 0 and isinstance(iterable.func, ast.Attribute):
+        return "item", module, iterable.func.value
+    return ("item", module, iterable.args[place]) if called == "zip" and place < len(iterable.args) else None
+
+
+def opens_text(module: Module, call: ast.Call) -> bool:
+    """Return whether a call opens a file of text."""
+    if last_name(call.func) != "open":
+        return False
+    given = [*call.args, *(word.value for word in call.keywords)]
+    return not any(
+        isinstance(one, ast.Constant) and isinstance(one.value, str) and "b" in one.value for one in given[1:]
+    )
