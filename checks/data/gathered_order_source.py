@@ -14,7 +14,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.queries.origins import NAMED, Origins
 from ddpdoctor.source.queries.training_loops import only_loader
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name, made_from
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
 
 # Parts of the ranks that are joined one after another and cut to the length of the data set.
@@ -83,8 +83,10 @@ class _Gathered(msgspec.Struct, frozen=True, eq=False):
     """The variables that hold the parts of all ranks, or of this one."""
     by_batch: bool
     shuffled: bool
-    dataset: ast.expr
-    """What the loader divides, where it is made."""
+    classes: frozenset[str]
+    """What the loader divides is one of these."""
+    held: frozenset[str]
+    """The attributes that hold something for each sample, in the data set's order."""
 
 
 def paired_out_of_order(projection: Projection) -> Iterator[Paired]:
@@ -119,7 +121,11 @@ def _gathered(projection: Projection, origins: Origins, event: Event) -> Iterato
     )
     for dataset in given:
         shuffled = constant(sampler.argument("shuffle", 3) or TRUE) is True
-        yield _Gathered(event, lists, by_batch, shuffled, dataset)
+        made = origins.made(event.module, dataset)
+        classes = frozenset(name for one in made if isinstance(one, ast.Call) and (name := last_name(one.func)))
+        held = frozenset(_held_by_sample(origins, classes))
+        if held:
+            yield _Gathered(event, lists, by_batch, shuffled, classes, held)
 
 
 def _holds_batches(origins: Origins, module: Module, node: ast.expr, depth: int = 0) -> bool:
@@ -216,30 +222,24 @@ def _are_own(origins: Origins, gathered: _Gathered, module: Module, node: ast.ex
             node = node.value
         else:
             return False
-    made = origins.made(gathered.event.module, gathered.dataset)
-    classes = {last_name(one.func) for one in made if isinstance(one, ast.Call)}
-    owner = node.value
+    if node.attr not in gathered.held:
+        return False
+    classes, owner = gathered.classes, node.value
     if isinstance(owner, ast.Name) and owner.id == "self":
         around = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), None)
-        is_data = around is not None and around.name in classes
-    elif isinstance(owner, ast.Attribute) and owner.attr == "dataset":
-        is_data = True
-    else:
-        is_data = any(
-            isinstance(one, ast.Call) and last_name(one.func) in classes for one in origins.values(module, owner)
-        )
-    return is_data and isinstance(node, ast.Attribute) and _has_one_a_sample(origins, classes, node.attr)
+        return around is not None and around.name in classes
+    if isinstance(owner, ast.Attribute) and owner.attr == "dataset":
+        return True
+    return any(isinstance(one, ast.Call) and last_name(one.func) in classes for one in origins.values(module, owner))
 
 
-def _has_one_a_sample(origins: Origins, classes: set[str], attribute: str) -> bool:
-    """Return whether the data set gives the items of an attribute by the index of a sample."""
-    return any(
-        isinstance(one, ast.Subscript) and ast.unparse(one.value) == f"self.{attribute}" and mentions(one.slice, names)
-        for module in origins.modules
-        for cls in module.index.of(ast.ClassDef)
-        if cls.name in classes
-        for method in cls.body
-        if isinstance(method, ast.FunctionDef) and method.name == "__getitem__"
-        for names in [[each.arg for each in method.args.args[1:2]]]
-        for one in descend(method)
-    )
+def _held_by_sample(origins: Origins, classes: frozenset[str]) -> Iterator[str]:
+    """Yield the attributes whose items a data set gives by the index of a sample."""
+    for cls in (one for module in origins.modules for one in module.index.of(ast.ClassDef) if one.name in classes):
+        for method in cls.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
+                index = [each.arg for each in method.args.args[1:2]]
+                for one in descend(method):
+                    name = dotted(one.value) if isinstance(one, ast.Subscript) and mentions(one.slice, index) else ""
+                    if name.startswith("self."):
+                        yield name.removeprefix("self.")

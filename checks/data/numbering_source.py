@@ -92,6 +92,13 @@ class _Finder:
     def __init__(self, modules: tuple[Module, ...]) -> None:
         self._modules = modules
         self._orders = SetOrders(modules)
+        self._collating = frozenset(
+            last_name(word.value)
+            for module in modules
+            for call in module.index.of(ast.Call)
+            for word in call.keywords
+            if word.arg == "collate_fn"
+        )
 
     def numbering(self, module: Module, node: ast.expr, is_list: bool = False, depth: int = 0) -> _Found | None:
         """Return what numbers the keys of a dict, or places the items of a list, in a set's order, and that set."""
@@ -145,12 +152,7 @@ class _Finder:
         return False
 
     def _leads_to_data(self, module: Module, name: str, depth: int) -> bool:
-        collates = any(
-            word.arg == "collate_fn" and last_name(word.value) == name
-            for call in module.index.of(ast.Call)
-            for word in call.keywords
-        )
-        return collates or any(
+        return name in self._collating or any(
             self.becomes_data(module, call, depth + 1) for call in module.calls_by_name.get(name, ())
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ddpdoctor.source.script.module import Module, descend, last_name
 
@@ -139,9 +139,7 @@ def _names(target: ast.expr) -> list[str]:
 def _bound_in(module: Module, body: ast.AST, name: str) -> list[Bound] | None:
     """Return what a function, or a module outside of its functions, binds a name to; None where not all is known."""
     found: list[Bound] = []
-    for one in descend(body):
-        if body is module.tree and module.body_around(one) is not body:
-            continue
+    for one in _of_body(module, body, (ast.For, ast.AsyncFor, ast.withitem, ast.Assign)):
         if isinstance(one, (ast.For, ast.AsyncFor)) and name in _names(one.target):
             item = _item(module, name, one.target, one.iter)
             if item is None:
@@ -156,12 +154,20 @@ def _bound_in(module: Module, body: ast.AST, name: str) -> list[Bound] | None:
     return [*found, *_assigned(module, body, name)]
 
 
+def _of_body(module: Module, body: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[Any]:
+    """Yield the nodes of some kinds in a function, or in a module outside of its functions."""
+    if body is not module.tree:
+        yield from (one for one in descend(body) if isinstance(one, kinds))
+        return
+    for kind in kinds:
+        yield from (one for one in module.index.of(kind) if module.body_around(one) is body)
+
+
 def _assigned(module: Module, body: ast.AST, name: str) -> list[Bound]:
     """Return what is assigned to a name, or to an attribute of ``self``, in some code."""
     return [
         ("value", module, value)
-        for one in descend(body)
-        if isinstance(one, _ASSIGNMENTS) and not (body is module.tree and module.body_around(one) is not body)
+        for one in _of_body(module, body, _ASSIGNMENTS)
         for target, value in _pairs(one)
         if value is not None and ast.unparse(target) == name
     ]
