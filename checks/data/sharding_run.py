@@ -38,10 +38,13 @@ def judge_sharding(record: RunRecord) -> Iterator[Verdict]:
     for loader in loaders_on_all_ranks(record):
         if loader.loaders in wrongly_told or not all(feeds_ddp(record, entry) for entry in loader.loaders):
             continue
-        if all(entry.iterable for entry in loader.loaders):
-            verdict = _judge_inputs(record, loader)
-        else:
+        by_index = not all(entry.iterable for entry in loader.loaders)
+        if by_index and any(entry.index_count for own in loader.passes for entry in own):
             verdict = _judge_indices(loader)
+        else:
+            verdict = _judge_inputs(record, loader)
+            if by_index and verdict is not None and not verdict.wrong:
+                verdict = None  # What is drawn at random besides makes equal samples differ.
         if verdict is not None:
             yield verdict
 
@@ -168,8 +171,15 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
                 {"steps": len(steps), "ranks": len(loader.ranks)},
             ),
         ),
-        remedy=DEAL_OUT,
+        remedy=DEAL_OUT if loader.loaders[0].iterable else _remedy(loader),
     )
+
+
+def _remedy(loader: LoaderOnRanks) -> str:
+    """Return the remedy for a loader whose sampler draws the same on every rank."""
+    if loader.location is not None and loader.location.function.endswith(".get_train_dataloader"):
+        return "Return self.accelerator.prepare(...) of it, as the Trainer's own method does: that divides it by rank."
+    return samples_remedy(loader.loaders[0].sampler_type or "", "shuffle=…", divides=False)
 
 
 def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:

@@ -125,6 +125,22 @@ def test_an_iterable_data_set_that_gives_all_ranks_the_same_is_an_error() -> Non
     assert finding.title.endswith("Stream gave all of them equal inputs in each of 4 steps")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "errors"),
+    [(lambda rank, step: f"step {step}", 1), (lambda rank, step: f"{rank} {step}", 0), (lambda rank, step: "zeros", 0)],
+)
+def test_a_pass_that_gave_no_index_list_is_judged_by_equal_inputs(
+    inputs: Callable[[int, int], str], errors: int
+) -> None:
+    job = JobBuilder(2)
+    streams = training(job, sampler_type="RandomSampler")
+    streams["passes"] = tuple(training_pass(rank, index_count=None, index_digest="") for rank in job.ranks)
+    streams["forwards"] = tuple(forward(rank, step, inputs(rank, step)) for step in range(4) for rank in job.ranks)
+    found = sampler_results(streams, job)
+    assert len([one for one in found if isinstance(one, Finding)]) == errors
+    assert not any(isinstance(one, Refuted) for one in found)
+
+
 def test_an_iterable_data_set_that_shards_itself_is_refuted_and_constant_inputs_say_nothing() -> None:
     job = JobBuilder(2)
     streams = training(job, iterable=True)
