@@ -92,6 +92,7 @@ class _Finder:
     def __init__(self, modules: tuple[Module, ...]) -> None:
         self._modules = modules
         self._orders = SetOrders(modules)
+        self._leading: dict[str, bool] = {}
         self._collating = frozenset(
             last_name(word.value)
             for module in modules
@@ -135,7 +136,7 @@ class _Finder:
                 return module, loop, order
         return None
 
-    def becomes_data(self, module: Module, node: ast.AST, depth: int = 0) -> bool:
+    def becomes_data(self, module: Module, node: ast.AST) -> bool:
         """Return whether a number is put into a tensor, or given by a data set or by what makes batches."""
         for around in module.ancestors(node):
             if isinstance(around, ast.Call) and last_name(around.func) in _MAKES_TENSOR:
@@ -147,14 +148,21 @@ class _Finder:
             name = getattr(around, "name", "") if isinstance(around, _FUNCTIONS) else ""
             if isinstance(around, ast.Assign) and isinstance(around.value, ast.Lambda):
                 name = last_name(around.targets[0])
-            if name and depth < _DEEPEST and any(self._leads_to_data(home, name, depth) for home in self._modules):
+            if name and self._leads_to_data(name):
                 return True
         return False
 
-    def _leads_to_data(self, module: Module, name: str, depth: int) -> bool:
-        return name in self._collating or any(
-            self.becomes_data(module, call, depth + 1) for call in module.calls_by_name.get(name, ())
-        )
+    def _leads_to_data(self, name: str) -> bool:
+        """Return whether what calls functions of a name puts their results into data; each name is asked once."""
+        known = self._leading.get(name)
+        if known is None:
+            self._leading[name] = False  # A function that calls itself leads nowhere by that.
+            known = self._leading[name] = name in self._collating or any(
+                self.becomes_data(module, call)
+                for module in self._modules
+                for call in module.calls_by_name.get(name, ())
+            )
+        return known
 
 
 def _gives_items(cls: ast.ClassDef) -> bool:

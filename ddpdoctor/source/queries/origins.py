@@ -13,6 +13,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 # Variables and parameters on the way back to where something is made.
 _DEEPEST = 8
+_MOST_ASKED = 5_000
+"""Names that are looked up, of each question to a script; about half a second. What is behind them is not known."""
 NAMED = (ast.Name, ast.Attribute)
 """Expressions that name a variable or an attribute."""
 
@@ -25,6 +27,7 @@ class Origins:
 
     def __init__(self, modules: Sequence[Module]) -> None:
         self.modules = modules
+        self._left = _MOST_ASKED
 
     def results(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.expr | None]]:
         """Return what the function of the modules returns that a call runs; nothing where it is not known."""
@@ -55,6 +58,9 @@ class Origins:
 
     def bindings(self, module: Module, node: ast.Name | ast.Attribute) -> list[Bound] | None:
         """Return all that a name is bound to; None where some of it is not known."""
+        self._left -= 1
+        if self._left < 0:
+            return None
         if isinstance(node, ast.Attribute):
             return self._attribute(module, node)
         for around in module.ancestors(node):
