@@ -136,11 +136,15 @@ def _holds_batches(origins: Origins, module: Module, node: ast.expr, depth: int 
         if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == f"{node.id}.append":
             loop = next((one for one in module.ancestors(call) if isinstance(one, ast.For)), None)
             over = loop.iter if loop is not None else None
-            while isinstance(over, ast.Call) and over.args and last_name(over.func) != "DataLoader":
+            while isinstance(over, ast.Call) and over.args and not _makes_loader(module, over):
                 over = over.args[0]
             made = origins.made(module, over) if over is not None else []
-            return any(isinstance(one, ast.Call) and last_name(one.func) == "DataLoader" for one in made)
+            return any(isinstance(one, ast.Call) and _makes_loader(module, one) for one in made)
     return any(_holds_batches(origins, home, one, depth + 1) for home, one in origins.given(module, node))
+
+
+def _makes_loader(module: Module, call: ast.Call) -> bool:
+    return module.resolve(call.func).rpartition(".")[2] == "DataLoader"
 
 
 def _comparisons(module: Module) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:

@@ -119,6 +119,8 @@ class Origins:
         """Return the function that a call runs by its name; of a module of torch, its ``forward``."""
         last = last_name(node.func)
         found = [(one, f) for one in self.modules for f in one.index.of(ast.FunctionDef) if f.name == last]
+        if isinstance(node.func, ast.Attribute) and not _is_of_script(module, node.func, found):
+            return []  # A method of another object may have the name of one here: `model.parameters()`.
         if found or not isinstance(node.func, ast.Name):
             return found if len(found) == 1 else []
         made = self.values(module, node.func)
@@ -132,6 +134,16 @@ class Origins:
             if isinstance(one, ast.FunctionDef) and one.name == "forward"
         ]
         return inside if len(inside) == 1 else []
+
+
+def _is_of_script(module: Module, called: ast.Attribute, found: list[tuple[Module, ast.FunctionDef]]) -> bool:
+    """Return whether a call by an attribute runs a function of a module of the script, or a method of ``self``."""
+    name = module.resolve(called)
+    if any(name == f"{home.name}.{function.name}" for home, function in found):
+        return True
+    owners = {home.parents.get(function) for home, function in found}
+    around = {one for one in module.ancestors(called) if isinstance(one, ast.ClassDef)}
+    return isinstance(called.value, ast.Name) and called.value.id == "self" and not owners.isdisjoint(around)
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
