@@ -169,8 +169,10 @@ def _order_of_loop(orders: SetOrders, event: Event, call: ast.Call, loop: ast.Fo
 def _order_of_parts(orders: SetOrders, module: Module, call: ast.Call) -> ast.expr | None:
     """Return the set in whose order the tensor was put together that a collective is given."""
     for part in call.args[:1]:
-        given = orders.given(module, part)
-        packed = given[0][1] if len(given) == 1 else part
+        # What is computed with it afterwards, as a division in place, leaves its order.
+        given = [one for _, one in orders.given(module, part) if isinstance(one, ast.Call)]
+        packs = [one for one in given if last_name(one.func) in _PACKS]
+        packed = packs[0] if len(packs) == 1 else part
         if isinstance(packed, ast.Call) and last_name(packed.func) in _PACKS and packed.args:
             items = packed.args[0]
             if isinstance(items, (ast.ListComp, ast.GeneratorExp)) and orders.is_lost(module, items):
