@@ -141,7 +141,7 @@ def _becomes(event: Event, backward: Event, name: str) -> bool:
     between = [node for node in nodes if isinstance(node, ast.Assign) and first < node.lineno < last]
     holding = {name}
     for node in sorted(between, key=lambda node: node.lineno):
-        if _excludes(event.module, event.node, node):
+        if event.module.in_other_arms(event.node, node):
             continue
         made = isinstance(node.value, ast.BinOp) and _computes_with(node.value, holding)
         for target in node.targets:
@@ -154,22 +154,6 @@ def _computes_with(node: ast.expr, names: set[str]) -> bool:
     if isinstance(node, ast.BinOp):
         return _computes_with(node.left, names) or _computes_with(node.right, names)
     return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
-
-
-def _excludes(module: Module, one: ast.AST, other: ast.AST) -> bool:
-    """Return whether two nodes are in different arms of an ``if``."""
-    mine, others = _arms(module, one), _arms(module, other)
-    return any(others[around] != arm for around, arm in mine.items() if around in others)
-
-
-def _arms(module: Module, node: ast.AST) -> dict[ast.If, bool]:
-    """Return the ``if`` statements around a node, with True where it is in the body and False where in the else."""
-    arms: dict[ast.If, bool] = {}
-    for around in module.ancestors(node):
-        if isinstance(around, ast.If) and node is not around.test:
-            arms[around] = node in around.body
-        node = around
-    return arms
 
 
 def _assigned_between(event: Event, backward: Event, name: str) -> bool:

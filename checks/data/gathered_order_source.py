@@ -12,7 +12,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, TRUE, ExternalObject, constant, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
-from ddpdoctor.source.queries.origins import NAMED, Origins
+from ddpdoctor.source.queries.origins import NAMED, Origins, methods_of
 from ddpdoctor.source.queries.training_loops import only_loader
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name, made_from
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
@@ -239,11 +239,9 @@ def _are_own(origins: Origins, gathered: _Gathered, module: Module, node: ast.ex
 
 def _held_by_sample(origins: Origins, classes: frozenset[str]) -> Iterator[str]:
     """Yield the attributes whose items a data set gives by the index of a sample."""
-    for cls in (one for module in origins.modules for one in module.index.of(ast.ClassDef) if one.name in classes):
-        for method in cls.body:
-            if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
-                index = [each.arg for each in method.args.args[1:2]]
-                for one in descend(method):
-                    name = dotted(one.value) if isinstance(one, ast.Subscript) and mentions(one.slice, index) else ""
-                    if name.startswith("self."):
-                        yield name.removeprefix("self.")
+    for _, method in methods_of(origins.modules, classes, ("__getitem__",)):
+        index = [each.arg for each in method.args.args[1:2]]
+        for one in descend(method):
+            name = dotted(one.value) if isinstance(one, ast.Subscript) and mentions(one.slice, index) else ""
+            if name.startswith("self."):
+                yield name.removeprefix("self.")

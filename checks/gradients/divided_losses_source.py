@@ -15,7 +15,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, NONE
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
-from ddpdoctor.source.queries.shown_numbers import given_for, pairs_of
+from ddpdoctor.source.queries.origins import given_for, methods_of, pairs_of
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand, wrap_numbers
 from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
@@ -223,14 +223,7 @@ class _Followed:
                 for statement in module.index.of(ast.Assign)
                 if isinstance(statement.value, ast.Call) and any(last_name(one) == name for one in statement.targets)
             }
-            homes = [
-                (module, method)
-                for module in self._modules
-                for cls in module.index.of(ast.ClassDef)
-                if cls.name in made
-                for method in cls.body
-                if isinstance(method, ast.FunctionDef) and method.name in ("forward", "__call__")
-            ]
+            homes = list(methods_of(self._modules, made, ("forward", "__call__")))
         for module, function in homes:
             for node in nodes_of(function):
                 if isinstance(node, ast.Return) and node.value is not None:

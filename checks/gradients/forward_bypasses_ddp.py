@@ -86,7 +86,7 @@ def _dropped_wrappers(projection: Projection) -> Iterator[Verdict]:
     for wrap in projection.in_course("wrap"):
         name = _dropped_name(projection, wrap)
         others = [wraps[number] for number in called if number in wraps]
-        if name is None or any(not _excludes(wrap, other) for other in others):
+        if name is None or not all(wrap.module.in_other_arms(wrap.node, other.node) for other in others):
             continue
         yield Verdict(
             sentence="the DDP object that is made here is never called, so the gradients of what it wraps are not "
@@ -110,9 +110,7 @@ def _dropped_name(projection: Projection, wrap: Event) -> str | None:
     target = statement.targets[0]
     names = target.elts if isinstance(target, ast.Tuple) else [target]
     held = [one.id for one in names if isinstance(one, ast.Name) and _holds(projection, wrap, one.id)]
-    scope: ast.AST = statement
-    while not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-        scope = module.parents[scope]
+    scope = module.body_around(statement)
     if len(held) != 1 or (isinstance(scope, ast.Module) and module is not projection.machine.script.modules[0]):
         return None
     inside = set(descend(statement))
@@ -130,18 +128,6 @@ def _holds(projection: Projection, wrap: Event, name: str) -> bool:
     value = projection.machine.store.get(wrap.scopes[-1], name) if wrap.scopes else None
     parts = value.values if isinstance(value, SequenceValue) else (value,)
     return any(wrap.ordinal in ddp_objects(part) for part in parts)
-
-
-def _excludes(one: Event, other: Event) -> bool:
-    """Return whether two events are in different arms of one ``if``."""
-    parents, inner = one.module.parents, one.node
-    while (around := parents.get(inner)) is not None:
-        if isinstance(around, ast.If) and one.module is other.module:
-            arms = [arm for arm in (around.body, around.orelse) if inner not in arm]
-            if any(other.node in descend(statement) for arm in arms for statement in arm):
-                return True
-        inner = around
-    return False
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ddpdoctor.source.script.module import Module, descend, last_name
@@ -104,16 +104,9 @@ class Origins:
         return [] if home is None else _bound_in(home, home.tree, last) or []
 
     def _arguments(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> list[Bound]:
-        names = [one.arg for one in _parameters(function)]
         owner = module.parents.get(function)
         called = owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
-        position = names.index(name) - (names[0] in ("self", "cls"))
-        found: list[Bound] = []
-        for home in self.modules:
-            for call in home.calls_by_name.get(called, ()):
-                named = [word.value for word in call.keywords if word.arg == name]
-                found += [("value", home, value) for value in named or call.args[position : position + 1]]
-        return found
+        return [("value", home, value) for home, _, value in given_for(self.modules, function, name, called)]
 
     def _called(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.FunctionDef]]:
         """Return the function that a call runs by its name; of a module of torch, its ``forward``."""
@@ -125,15 +118,46 @@ class Origins:
             return found if len(found) == 1 else []
         made = self.values(module, node.func)
         names = {last_name(one.func) for value in made for one in descend(value) if isinstance(one, ast.Call)}
-        inside = [
-            (home, one)
-            for home in self.modules
-            for cls in home.index.of(ast.ClassDef)
-            if cls.name in names
-            for one in cls.body
-            if isinstance(one, ast.FunctionDef) and one.name == "forward"
-        ]
+        inside = list(methods_of(self.modules, names, ("forward",)))
         return inside if len(inside) == 1 else []
+
+
+def pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of an assignment with their values, those of ``a, b = one, other`` each with its own."""
+    for target in statement.targets:
+        several = isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
+        if several and len(target.elts) == len(statement.value.elts):  # type: ignore[attr-defined]
+            yield from zip(target.elts, statement.value.elts, strict=True)  # type: ignore[attr-defined]
+        else:
+            yield target, statement.value
+
+
+def given_for(
+    modules: Sequence[Module], function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, called: str = ""
+) -> Iterator[tuple[Module, ast.Call, ast.expr]]:
+    """Yield the calls of a function, by its name or what else it is ``called`` by, with what they give a parameter."""
+    names = [one.arg for one in _parameters(function)]
+    if name not in names:
+        return
+    position = names.index(name) - (names[0] in ("self", "cls"))
+    for module in modules:
+        for call in module.calls_by_name.get(called or function.name, ()):
+            given = next((entry.value for entry in call.keywords if entry.arg == name), None)
+            if given is None and 0 <= position < len(call.args):
+                given = call.args[position]
+            if given is not None:
+                yield module, call, given
+
+
+def methods_of(
+    modules: Sequence[Module], classes: Container[str], names: Container[str]
+) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """Yield the methods of some names of the classes of some names."""
+    for module in modules:
+        for cls in module.index.of(ast.ClassDef):
+            if cls.name in classes:
+                methods = (one for one in cls.body if isinstance(one, ast.FunctionDef))
+                yield from ((module, one) for one in methods if one.name in names)
 
 
 def _is_of_script(module: Module, called: ast.Attribute, found: list[tuple[Module, ast.FunctionDef]]) -> bool:
@@ -186,26 +210,15 @@ def _assigned(module: Module, body: ast.AST, name: str) -> list[Bound]:
     return [
         ("value", module, value)
         for one in _of_body(module, body, _ASSIGNMENTS)
-        for target, value in _pairs(one)
+        for target, value in (pairs_of(one) if isinstance(one, ast.Assign) else [(one.target, one.value)])
         if value is not None and ast.unparse(target) == name
     ]
-
-
-def _pairs(
-    one: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
-) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-        if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
-            if len(target.elts) == len(one.value.elts):
-                yield from zip(target.elts, one.value.elts, strict=True)
-        else:
-            yield target, one.value
 
 
 def _is_unpacked(one: ast.AST, name: str) -> bool:
     """Return whether a name is one of several that something is unpacked into that is not written out."""
     return isinstance(one, ast.Assign) and any(
-        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in _pairs(one)
+        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in pairs_of(one)
     )
 
 

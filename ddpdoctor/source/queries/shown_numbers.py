@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ddpdoctor.source.events import Condition, Event
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
+from ddpdoctor.source.queries.origins import given_for, pairs_of
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 
@@ -85,34 +86,6 @@ def _of_variable(
         }
         return kinds.pop() if len(kinds) == 1 else "unknown"
     return "unknown"
-
-
-def pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the targets of an assignment with their values, those of ``a, b = one, other`` each with its own."""
-    for target in statement.targets:
-        several = isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
-        if several and len(target.elts) == len(statement.value.elts):  # type: ignore[attr-defined]
-            yield from zip(target.elts, statement.value.elts, strict=True)  # type: ignore[attr-defined]
-        else:
-            yield target, statement.value
-
-
-_Given = tuple[Module, ast.Call, ast.expr]
-
-
-def given_for(modules: Sequence[Module], function: ast.FunctionDef, name: str) -> Iterator[_Given]:
-    """Yield what the calls of a function give for a parameter."""
-    names = [one.arg for one in function.args.args]
-    if name not in names:
-        return
-    position = names.index(name) - (names[0] == "self")
-    for module in modules:
-        for call in module.calls_by_name.get(function.name, ()):
-            given = next((entry.value for entry in call.keywords if entry.arg == name), None)
-            if given is None and 0 <= position < len(call.args):
-                given = call.args[position]
-            if given is not None:
-                yield module, call, given
 
 
 def _is_mean_loss(modules: Sequence[Module], module: Module, call: ast.Call) -> bool:

@@ -418,6 +418,20 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         closing = (ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef)
         return isinstance(next((one for one in self.ancestors(node) if isinstance(one, closing)), None), closing[0])
 
+    def in_other_arms(self, one: ast.AST, other: ast.AST) -> bool:
+        """Return whether two nodes are in different arms of an ``if``."""
+        mine, others = self._arms(one), self._arms(other)
+        return any(others[around] != arm for around, arm in mine.items() if around in others)
+
+    def _arms(self, node: ast.AST) -> dict[ast.If, bool]:
+        """Return the ``if`` statements around a node, with True where it is in the body and False where in the else."""
+        arms: dict[ast.If, bool] = {}
+        for around in self.ancestors(node):
+            if isinstance(around, ast.If) and node is not around.test:
+                arms[around] = node in around.body
+            node = around
+        return arms
+
     def body_around(self, node: ast.AST) -> ast.AST:
         """Return the innermost function around a node; the whole tree at module level."""
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -217,11 +217,11 @@ def _is_ddp_or_sharded(machine: Machine, options: Sequence[Value]) -> bool:
     tests = [test for _, test in machine.conditions] + [guard.node for guard in machine.guards]
     for frame in machine.frames:
         around = frame.owner.node if frame.owner is not None else frame.module.tree
-        ifs = (inner for inner in descend(around) if isinstance(inner, ast.If) and inner.test not in chosen_by)
         tests += [
             inner.test
-            for inner in ifs
-            if any(isinstance(arm[-1], _LEAVES) for arm in (inner.body, inner.orelse) if arm)
+            for inner in frame.module.index.within(around, ast.If)
+            if inner.test not in chosen_by
+            and any(isinstance(arm[-1], _LEAVES) for arm in (inner.body, inner.orelse) if arm)
         ]
     return not any(_settings_in(test) & settings or _asks_for_class(test) for test in tests)
 
