@@ -50,8 +50,8 @@ def test_parameters_that_begin_apart_are_an_error_where_they_are_made() -> None:
 
 def test_the_last_line_that_seeds_ranks_apart_is_named() -> None:
     job = trained()
-    at = {"library": "torch", "site": job.site(SEED_LINE)}
-    rows = [Seeding(rank=rank, value=7 + rank, **at) for rank in job.ranks]  # type: ignore[arg-type]
+    site = job.site(SEED_LINE)
+    rows = [Seeding(rank=rank, value=7 + rank, library="torch", site=site) for rank in job.ranks]
     (finding,) = said(job.seen(seedings=tuple(rows)))
     told = {fact.text: fact.location for fact in finding.evidence}
     place = told["torch is seeded with 7 on rank 0, 8 on rank 1 here"]

@@ -176,7 +176,7 @@ class SetOrders(Origins):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             if module.resolve(node.func) in _TEXT_FUNCTIONS:
                 return True
-            if owner is not None and node.func.attr in _GIVE_TEXT:  # type: ignore[attr-defined]
+            if owner is not None and last_name(node.func) in _GIVE_TEXT:
                 return True
             if owner is not None and last_name(node.func) == "replace":
                 return self._once("text", module, owner)
