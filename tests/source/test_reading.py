@@ -341,6 +341,7 @@ CHEAPER_THAN_QUADRATIC = 8.0
 """Four times the returns may take four times as long, and twice that on a machine that does something else."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("line", "end"), RETURNS.values(), ids=RETURNS)
 def test_early_returns_cost_in_proportion_to_their_number(tmp_path: Path, line: str, end: str) -> None:
     text = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndef f(x):\n"
