@@ -5,7 +5,8 @@ What it finds
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook and steps under no_sync() are excluded, and where a more specific check
     knows the reason, only that one reports. Of a job that averages by its own code, the parameters whose gradients are
-    the same on all ranks: they may differ from the start, since nothing has broadcast them. Buffers too, but the
+    the same on all ranks: they may differ from the start, since nothing has broadcast them; likewise the replicas of
+    shards that a mesh keeps. Buffers too, but the
     statistics of norms, where DDP does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with
     different values, which leads there in some epoch that a rehearsal does not reach. In a live run digests of all
     parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
@@ -120,6 +121,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         hand_kept_replicas,
         own_buffers,
         plateaus_apart,
+        sharded_replicas,
     )
     from ddpdoctor.diagnosis.training.replicas import drifted_digests
 
@@ -130,7 +132,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         return
     by_plateaus = plateaus_apart(record, OWN_PLATEAU, REDUCED_PLATEAU)
     of_wraps = (*diverged_replicas(record), *own_buffers(record))
-    yield from CHECK.judged(record.job.kind, (*of_wraps, *hand_kept_replicas(record), *by_plateaus))
+    by_hand = (*hand_kept_replicas(record), *sharded_replicas(record))
+    yield from CHECK.judged(record.job.kind, (*of_wraps, *by_hand, *by_plateaus))
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.

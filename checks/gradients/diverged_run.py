@@ -107,6 +107,10 @@ _REMEDIES = {
         "Once the model is made, give all ranks rank 0's parameters: dist.broadcast(tensor, src=0) for each tensor of "
         "model.state_dict().values(). Or make it after the same seed on every rank, and seed by rank afterwards."
     ),
+    "shards-apart": (
+        "Make the model, or load it, alike on all ranks before it is sharded: call torch.manual_seed with the same "
+        "number on every rank before, and seed by rank afterwards."
+    ),
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
     "own-state": (
@@ -409,8 +413,45 @@ def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
         )
 
 
+def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the sharded modules whose replicas begin with different parameters: nothing broadcasts these."""
+    for number in sorted({one.module for one in record.sharded_modules}, reverse=True):
+        held = {one.rank: one for one in record.sharded_modules if one.module == number}
+        for group in sorted({ranks for one in held.values() for ranks, _ in one.replicas}):
+            digests = {rank: dict(held[rank].replicas).get(group, {}) for rank in group if rank in held}
+            if len(digests) < len(group):
+                continue
+            first = digests[group[0]]
+            compared = [name for name in first if all(name in one for one in digests.values())]
+            unequal = [name for name in compared if len({one[name] for one in digests.values()}) > 1]
+            module = held[group[0]]
+            place = site_location(record.site(module.site))
+            if not unequal:
+                same = f"{rank_list(group)} begin with the same {len(compared):,} shards of {module.module_class}"
+                yield Verdict(wrong=False, sentence=same, locations=place)
+                continue
+            seeded = tuple(_seeded_apart(record, module.time_ns))
+            yield Verdict(
+                sentence=f"{rank_list(group)} hold replicas of the same shards of {module.module_class} and begin with "
+                f"different parameters, {unequal[0]} first: {module.by} averages their gradients and never makes them "
+                "alike",
+                remedy=_REMEDIES["shards-apart"],
+                locations=seeded[-1][1] if seeded else place,
+                ranks=group,
+                because=(
+                    (
+                        f"{len(unequal):,} of {len(compared):,} shards differ: {', '.join(folded(unequal))}",
+                        None,
+                        {"parameters": len(unequal), "compared": len(compared)},
+                    ),
+                    *seeded,
+                    ("the first forward of the sharded module", place),
+                ),
+            )
+
+
 def _seeded_apart(record: RunRecord, before_ns: float) -> Iterator[tuple[str, Location | None]]:
-    """Yield the last line before a moment at which ranks seed torch with different numbers."""
+    """Yield the first line before a moment at which ranks seed torch with different numbers: models are made early."""
     ranks, by_site = record.rank_numbers(), dict[int, dict[int, int | None]]()
     for seeding in record.seedings:
         if seeding.library == "torch" and seeding.time_ns < before_ns:
@@ -420,7 +461,7 @@ def _seeded_apart(record: RunRecord, before_ns: float) -> Iterator[tuple[str, Lo
         for site, values in by_site.items()
         if len(values) == len(ranks) and len(set(values.values())) > 1
     ]
-    for site, values in apart[-1:]:
+    for site, values in apart[:1]:
         shown = ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks[:4])
         yield f"torch is seeded with {shown} here", site_location(record.site(site))
 

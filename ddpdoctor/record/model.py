@@ -310,6 +310,9 @@ class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
     """``fully_shard`` or ``FullyShardedDataParallel``."""
     ranks: tuple[int, ...] = ()
     """Those that hold its shards and replicas."""
+    replicas: tuple[tuple[tuple[int, ...], Mapping[str, str]], ...] = ()
+    """Ranks that hold the same shards as this one, and digests of these by the parameters' names."""
+    time_ns: int = 0
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True):

@@ -366,6 +366,10 @@ FIRST = -2
 """Stands for the first sharded module where others are known by their wraps; those after it count down from there."""
 
 
+BYTES_OF_SHARDS = 1 << 25
+"""Bytes of replicated shards that are digested at the first forward; of large ones a part."""
+
+
 class ShardedModules:
     """Listeners at the forwards of ``fully_shard`` and of ``FullyShardedDataParallel``."""
 
@@ -433,7 +437,9 @@ class ShardedModules:
         self.newest = site, not gradients
         if module not in self._known:
             self._known[module] = FIRST - len(self._known)
-            shape = journal.guarded(shape_of, harms=("sharded_modules",))
+            shape = journal.guarded(
+                lambda: {**shape_of(), "replicas": _replicas_of(module)}, harms=("sharded_modules",)
+            )
             if shape is not None:
                 journal.event("sharded_module", module=self._known[module], site=site, **shape)
                 if len(shape["ranks"]) < self._torch.distributed.get_world_size():
@@ -482,6 +488,27 @@ def _shape_of(state: Any) -> dict[str, Any]:
         "by": "fully_shard",
         "ranks": sorted({int(rank) for mesh in meshes for rank in mesh.mesh.flatten().tolist()}),
     }
+
+
+def _replicas_of(module: Any) -> list[tuple[list[int], dict[str, str]]]:
+    """Return digests of this rank's shards by name, for each group of ranks that hold the same shards as it.
+
+    The wrapper names its group itself; in place a mesh has a dimension for it.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    found: dict[tuple[int, ...], dict[str, str]] = {}
+    named = list(module.named_parameters())
+    share = max(64, BYTES_OF_SHARDS // max(1, len(named)))
+    wrapper_group = getattr(module, "_inter_node_pg", None)
+    for name, parameter in named:
+        mesh, groups = getattr(parameter, "device_mesh", None), [wrapper_group] if wrapper_group is not None else []
+        if mesh is not None:
+            replicated = [dim for dim, placement in enumerate(parameter.placements) if placement.is_replicate()]
+            groups = [mesh.get_group(dim) for dim in replicated if mesh.size(dim) > 1]
+        digest = tensor_digest(getattr(parameter, "_local_tensor", parameter), share) if groups else ""
+        for group in groups if digest else ():
+            found.setdefault(tuple(distributed.get_process_group_ranks(group)), {})[name] = digest
+    return [(list(ranks), digests) for ranks, digests in found.items()]
 
 
 def _shape_of_wrapper(wrapper: Any) -> dict[str, Any]:
