@@ -274,7 +274,10 @@ def _unknown_gaps(record: RunRecord) -> Iterator[str]:
     from ddpdoctor.diagnosis.training.replicas import trained_by_hand, trained_in_common
 
     instead = ", ".join({f"{one.module_class} is sharded by {one.by}": None for one in record.sharded_modules})
-    if not instead and trained_by_hand(record):
+    own = {one.kind for one in record.signatures if one.origin == "user" and one.kind != "barrier"}
+    if not instead and own and own <= {"send", "recv"} and trained_in_common(record):
+        instead = "its ranks send each other what they compute, as the stages of a pipeline do"
+    elif not instead and trained_by_hand(record):
         instead = "the script averages with its own collectives"
     elif not instead and trained_in_common(record):
         instead = "the ranks train together by other collectives"

@@ -43,6 +43,20 @@ def test_ranks_that_wrapped_nothing_have_to_average_by_hand(line: int | None, st
     )
 
 
+def test_ranks_that_only_send_each_other_tensors_are_stages() -> None:
+    job, steps = JobBuilder(2), []
+    for ordinal in range(2):
+        job.call([0], "send", 60, 100)
+        job.call([1], "recv", 61, 100)
+        steps += [
+            OptimizerStep(rank=rank, optimizer=0, ordinal=ordinal, elements=100, time_ns=job.tick()) for rank in (0, 1)
+        ]
+    for rank in job.ranks:
+        job.leave(rank, "finished", main_finished=True)
+    (note,) = judge(job.record(optimizer_steps=tuple(steps)), ROOT).notes
+    assert note.endswith("its ranks send each other what they compute, as the stages of a pipeline do")
+
+
 def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
     ranks = [Rank(rank=number, end="ended-by-rehearsal", exit_code=0) for number in (0, 1)]
     run = record(*ranks)
