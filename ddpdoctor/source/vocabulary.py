@@ -214,9 +214,10 @@ COLLECTIVES: Mapping[str, Collective] = {
     "torch.distributed.barrier": Collective(0, True, ()),
     "torch.distributed.monitored_barrier": Collective(0, True, ()),
     "torch.distributed.init_process_group": Collective(-1, True, ()),
-    "torch.distributed.checkpoint.save": Collective(-1, True, ()),
-    "torch.distributed.checkpoint.load": Collective(-1, True, ()),
-    "torch.distributed.checkpoint.async_save": Collective(-1, True, ()),
+    **{
+        f"torch.distributed.checkpoint.{name}": Collective(2 if name.endswith("_dict") else -1, True, ())
+        for name in ("save", "load", "async_save", "save_state_dict", "load_state_dict")
+    },
     **{
         f"{SHARDED_WRAPPER}.{name}": Collective(-1, True, ())
         for name in ("summon_full_params", "optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict")

@@ -405,6 +405,8 @@ def _collective(
     name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     how = COLLECTIVES[name]
+    if constant(named.get("no_dist", NONE)) is True:
+        return UNIFORM  # A checkpoint that this rank saves or loads alone.
     group = named.get("group", named.get("process_group"))
     if group is None and 0 <= how.group_position < len(positional):
         group = positional[how.group_position]
