@@ -58,8 +58,11 @@ def table(rows: Sequence[Row], runs: int, seed: int) -> Iterator[tuple[Row, int,
             return play(row, _fresh(scratch), f"{seed} {row.name}", watched=False)
 
         def watched(row: Row, number: int, plain: Future[Outcome]) -> list[str]:
-            # The pool is a queue: the plain run has begun before those that wait for it.
-            return played(row, _fresh(scratch), f"{seed} {row.name} {number}", plain.result())
+            try:
+                # The pool is a queue: the plain run has begun before those that wait for it.
+                return played(row, _fresh(scratch), f"{seed} {row.name} {number}", plain.result())
+            except (OSError, ValueError) as error:  # A row that cannot be played must not take the others along.
+                return [f"not played: {error!r}"]
 
         begun = []
         for row in rows:

@@ -160,7 +160,7 @@ def _fill(running: Running) -> None:
 
 
 _LONG = "l" * 250
-_STRANGE = ("a b", "line\nbreak", _LONG, "rün-日本-🩺", "-n", "$(touch x)'\"", "[red]x[/red]", "\x1b[31m")
+_STRANGE = ("a b", "line\nbreak", _LONG, "rün-日本-🩺", "-n", "$(touch x)'\"", "[red]x", "\x1b[31m")
 
 WORLDS = (
     Row(name="the clock jumps", before=_COMPILED.format(_SHIM), act=jump, bare="likewise"),
