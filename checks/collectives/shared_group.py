@@ -68,7 +68,8 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             f"the thread {first.thread} calls collectives of {group} at {place(theirs.innermost)} while another "
             f"thread calls {first.kind} of it at {place(own.innermost)}: their order is chance"
             + (f"; {describe.title(divergence)}" if divergence is not None and parted else ""),
-            remedy="Give the thread a group of its own: dist.new_group() on all ranks, and group=… in its collectives.",
+            remedy="Give the thread a group of its own: group = dist.new_group() on all ranks, and group=group in its "
+            "collectives; process_group=group for a checkpoint that is saved meanwhile.",
             locations=map(site_location, (theirs, own)),
             ranks=tuple(sorted({use.rank for use in uses})),
             evidence=(seen, *(describe.facts(divergence, "rehearsal") if divergence is not None and parted else ())),

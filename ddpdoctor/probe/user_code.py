@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Optional
+from weakref import WeakKeyDictionary
 
 # What a collective is, alike in every record: who issued it, and the fields of its signature.
 
@@ -141,6 +142,8 @@ class UserCode:
         self._root = os.path.realpath(project_root) + os.sep if project_root else ""
         self._known: dict[str, str] = {}
         """Absolute path of each file of the user's, an empty string for the others."""
+        self._starts: WeakKeyDictionary[threading.Thread, tuple[FrameTuple, ...]] = WeakKeyDictionary()
+        """The user's lines that started a thread, which may run nothing of the user's, as that of a checkpoint."""
 
     def holds(self, filename: str) -> bool:
         """Return whether the file is the user's."""
@@ -211,12 +214,21 @@ class UserCode:
         return tuple(found)
 
     def frames_here(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
-        """Return the user's lines of this thread or, where it has none (an autograd thread), of the main thread."""
+        """Return the user's lines of this thread or, where it has none, those that started it, or (as of an autograd
+        thread) those of the main thread.
+        """
         found = self.frames(frame)
-        if not found and threading.current_thread() is not threading.main_thread():
+        here = threading.current_thread()
+        if not found and here is not threading.main_thread():
+            if here in self._starts:
+                return self._starts[here]
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             found = self.frames(main)
         return found
+
+    def thread_starts(self, frame: FrameType, arguments: tuple[Any, ...], _: Any) -> None:
+        """Note who starts a thread, before ``Thread.start``."""
+        self._starts[arguments[0]] = self.frames(frame)
 
     def _path_of(self, filename: str) -> str:
         """Return the absolute path of a file of the user's, an empty string for others; looked up once a file."""

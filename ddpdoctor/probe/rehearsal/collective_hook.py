@@ -212,7 +212,8 @@ class CollectiveHook:
         """Override the operators that this torch has; what it lacks is nothing to override."""
         if self._library is not None:
             return
-        torch = self._torch
+        torch, started = self._torch, self._journal.user_code.thread_starts
+        on_call(self._journal, threading.Thread, "start", before=started, harms=())
         self._library = torch.library.Library("c10d", "IMPL")
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         for operator in OPERATORS:
@@ -328,7 +329,7 @@ class CollectiveHook:
         """Note a group that another thread is using meanwhile: which comes first is chance, and differs by rank.
 
         A thread of the interpreter's own, as autograd's, works while the caller waits for it. One that has used the
-        group and waits for work, as one of a pool, has nothing of the user's on its stack.
+        group and waits for work, as one of a pool, has nothing but Python's own on its stack.
         """
         here = threading.get_ident()
         users = self._threads.setdefault(group, {})
@@ -349,7 +350,7 @@ class CollectiveHook:
 
     def _is_at_work(self, frame: Optional[FrameType]) -> bool:
         while frame is not None:
-            if self._journal.user_code.holds(frame.f_code.co_filename):
+            if not self._journal.user_code.is_standard_library(frame.f_code.co_filename):
                 return True
             frame = frame.f_back
         return False
