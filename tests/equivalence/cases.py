@@ -72,10 +72,10 @@ _KL = "        loss = loss - 0.05 * (1 + spread - mean.pow(2) - spread.exp()).me
 WRAP = "    model = DDP(Net())\n"
 ALL_REDUCED = "        dist.all_reduce(tokens)\n"
 GATHERED = "    return torch.cat(Gather.apply(x))\n"
-_NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x.contiguous())
 """
-_LOCAL_TARGETS: Edits = (
+LOCAL_TARGETS: Edits = (
     ("image, text, scale = model(a, b)", "image, text, scale = model(a, b)\n        first = rank * len(a)"),
     ("logits = scale * images @ texts.T", "mine, other = scale * image @ texts.T, scale * text @ images.T"),
     ("target = torch.arange(len(logits))", "target = torch.arange(first, first + len(a))"),
@@ -209,7 +209,7 @@ FAULTS = (
     Case(
         "contrastive: gathered without gradient, the own part put back",
         "contrastive",
-        ((GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
+        ((GATHERED, f"{NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
         "cut",
         0.5,
         ("image", "text"),
@@ -218,7 +218,15 @@ FAULTS = (
     Case(
         "contrastive: the negatives of other ranks carry no gradient",
         "contrastive",
-        ((GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
+        ((GATHERED, f"{NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *LOCAL_TARGETS),
+        "cut",
+        modules=("image", "text"),
+        says="all_gather",
+    ),
+    Case(
+        "contrastive: gathered without gradient, nothing put back",
+        "contrastive",
+        ((GATHERED, f"{NO_GRADIENT}    return torch.cat(parts)\n"), *LOCAL_TARGETS),
         "cut",
         modules=("image", "text"),
         says="all_gather",

@@ -13,6 +13,8 @@ from tests.equivalence.cases import (
     FOUR,
     GATHERED,
     IN_A_CONFIGURATION,
+    LOCAL_TARGETS,
+    NO_GRADIENT,
     READ_BY_ALL,
     REDUCE,
     STEP,
@@ -171,6 +173,36 @@ CORRECT = (
         ),
     ),
     Case("contrastive: negatives of the own rank", "contrastive", ((GATHERED, "    return x\n"),), may_be_unclear=True),
+    Case(
+        "contrastive: negatives that are meant to be constants",
+        "contrastive",
+        ((GATHERED, f"{NO_GRADIENT}    return torch.cat(parts).detach()\n"), *LOCAL_TARGETS),
+    ),
+    Case(
+        "contrastive: negatives gathered where no gradient is recorded",
+        "contrastive",
+        (
+            (
+                GATHERED,
+                "    with torch.no_grad():\n        parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]\n        dist.all_gather(parts, x.contiguous())\n        return torch.cat(parts)\n",
+            ),
+            *LOCAL_TARGETS,
+        ),
+    ),
+    Case(
+        "contrastive: features gathered into kept buffers for a log",
+        "contrastive",
+        (
+            (
+                "        optimizer.zero_grad()\n",
+                "        dist.all_gather(kept, image.contiguous())\n        shown = torch.cat(kept).std().item()\n        optimizer.zero_grad()\n",
+            ),
+            (
+                "    for a, b in loader:\n",
+                "    kept = None\n    for a, b in loader:\n        kept = kept or [torch.zeros(len(a), 8) for _ in range(world)]\n",
+            ),
+        ),
+    ),
     Case(
         "contrastive: statistics gathered without gradient",
         "contrastive",

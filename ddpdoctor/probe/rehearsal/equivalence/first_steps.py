@@ -97,8 +97,18 @@ class FirstSteps:
         if self._alone:
             if journal.plan["equivalence"]["ranks"] != OWN:
                 NamedRanks(journal, torch, self._directory, self._stop).install()
+            on_call(journal, torch.distributed, "all_gather", after=self._gathered, harms=())
             self._normalise_by_rank()
             self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
+
+    def _gathered(self, _: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Let what one process gathers of itself be what it gave, gradient and all: nobody else has a part in it."""
+        copies, given, *_ = (*arguments, *options.values())
+        if not self._torch.is_grad_enabled() or not given.requires_grad:
+            return
+        # What is gathered into one tensor is a view that torch 2.13 lets nobody write to with a gradient.
+        if len(copies) == 1 and copies[0].shape == given.shape and not copies[0].requires_grad:
+            copies[0].copy_(given)
 
     def _stop(self, why: str) -> None:
         """End: this process cannot be given what it asks for."""
