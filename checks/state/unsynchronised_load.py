@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ddpdoctor.check import Check, Verdict
@@ -38,7 +38,7 @@ from ddpdoctor.checks.state.loads_source import may_be_one_path
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.files import (
     FileUse,
@@ -100,7 +100,7 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
             if not load.event.ranks & ~save.event.ranks:
                 continue  # Each reader wrote it before, and waits for itself alone.
             if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(save, load):
-                if not any(_is_between(save.event, wait, load.event) for wait in waits):
+                if not _is_awaited(save.event, load.event, waits):
                     seen.add(load.event.node)
                     who = _does(save.event, "write", "writes")
                     yield Verdict(
@@ -132,7 +132,7 @@ def early_writes(projection: Projection) -> Iterator[Verdict]:
             makes |= one.ranks
         if not before or not _by_one(makes) or not event.ranks & ~makes:
             continue
-        if not any(_is_between(before[-1], wait, event) for wait in waits):
+        if not _is_awaited(before[-1], event, waits):
             seen.add(event.node)
             node = changed_node(before[-1])
             path = before[-1].module.excerpt(node, 60) if node is not None else "it"
@@ -178,8 +178,20 @@ def _same(save: FileUse, load: FileUse) -> bool:
     return one == other and save.event.scopes == load.event.scopes and save.source == load.source
 
 
-def _is_between(save: Event, wait: Event, load: Event) -> bool:
-    return save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_RANKS
+def _is_awaited(save: Event, load: Event, waits: Sequence[Event]) -> bool:
+    """Return whether all ranks meet between, or readers, in a branch of their own, have met the writers after it."""
+    if any(save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_RANKS for wait in waits):
+        return True
+    met = [wait for wait in waits if "group" not in wait.named]
+    before_load, before_save = (
+        [
+            sum(wait.ordinal < event.ordinal and wait.ranks >> rank & 1 for wait in met)
+            for rank in RANKS
+            if of >> rank & 1
+        ]
+        for event, of in ((load, load.ranks & ~save.ranks), (save, save.ranks))
+    )
+    return bool(before_load and before_save) and min(before_load) > max(before_save)
 
 
 @lru_cache(maxsize=16_384)
