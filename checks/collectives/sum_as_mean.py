@@ -3,12 +3,14 @@
 What it finds
     A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
     own name or the text beside it), without any division, in the same function or in callers that receive it.
-    Also two tensors that are both summed and then compared item by item, as predicted and true classes are.
+    Also two tensors that are both summed and then compared item by item, as predicted and true classes are. In a
+    rehearsal: a running total that is summed over the ranks in place, added to, and summed again.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
     goes above 100%, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are not classes:
-    whether they are equal says nothing about any sample.
+    whether they are equal says nothing about any sample. What a total holds of earlier sums is summed again and again:
+    it is multiplied by the number of ranks each time.
 
 Example
     dist.all_reduce(loss)
@@ -16,7 +18,8 @@ Example
 
 Remedy
     Divide by dist.get_world_size(), or pass op=dist.ReduceOp.AVG (NCCL). With different numbers of samples per rank,
-    reduce sum and count and divide them. Of classes, compare them on each rank, then sum how many are right.
+    reduce sum and count and divide them. Of classes, compare them on each rank, then sum how many are right. Reduce a
+    running total once, after the loop that adds to it, or a copy of it.
 
 When it is wrong
     If the sum is intended; a name such as total_loss indicates that.
@@ -29,12 +32,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.check import Check, Verdict
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -44,13 +48,20 @@ from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.streams.collectives import SummedTotal
+
 CHECK = Check(
     code="DDP317",
     name="sum-as-mean",
-    severity={"source": Severity.WARNING},
+    severity=dict.fromkeys(("source", "rehearsal"), Severity.WARNING),
+    needs=frozenset({"summed_totals"}),
     subjects=("collectives",),
     triggers=("reduce",),
 )
+GROWN = 3
+"""Sums in a row that take in the one before: numbers that are set anew would have to double on every rank each time."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -65,6 +76,53 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(event.location, place),
             because=(("both sides were summed over the ranks before", place),),
         )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report totals that hold what was summed over the ranks before, and are summed again."""
+    yield from CHECK.judged(record.job.kind, sums_again(record))
+
+
+def sums_again(record: RunRecord) -> Iterator[Verdict]:
+    """Yield each line that sums such totals, with what it did to the first of them."""
+    from ddpdoctor.diagnosis.wording import site_location
+
+    ranks = record.rank_numbers()
+    given: dict[tuple[int, int], dict[int, list[SummedTotal]]] = {}
+    for row in record.summed_totals:
+        given.setdefault((row.site, row.tensor), {}).setdefault(row.rank, []).append(row)
+    by_site: dict[int, list[tuple[bool, dict[int, list[SummedTotal]]]]] = {}
+    for (site, _), by_rank in given.items():
+        count = min(map(len, by_rank.values()))
+        if by_rank.keys() == set(ranks) and count > 1:
+            rows = [[by_rank[rank][at].numbers for rank in ranks] for at in range(count)]
+            grown = all(_takes_in(before, after) for before, after in pairwise(rows))
+            by_site.setdefault(site, []).append((grown, by_rank))
+    for site, totals in by_site.items():
+        sums = sum(min(map(len, by_rank.values())) - 1 for _, by_rank in totals)
+        if len(ranks) < 2 or sums < GROWN or not all(grown for grown, _ in totals):
+            continue
+        by_rank, place = totals[0][1], site_location(record.site(site))
+        shown = "; ".join(
+            f"rank {rank} gave {', '.join(f'{row.numbers[0]:,.6g}' for row in by_rank[rank][:4])}" for rank in ranks[:2]
+        )
+        yield Verdict(
+            sentence="a running total is summed over the ranks in place and then added to: the next sum takes in on "
+            "every rank what was summed before, and multiplies it by the number of ranks",
+            remedy="Sum it over the ranks once, after the loop that adds to it; or sum a copy: "
+            "total = running.clone(); dist.all_reduce(total).",
+            locations=place,
+            ranks=ranks,
+            because=((f"in turn {shown}", place, {"sums": sums, "ranks": len(ranks)}),),
+        )
+
+
+def _takes_in(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> bool:
+    """Return whether every rank gives at least the sum of what all gave before, and one of them more."""
+    sums = [sum(numbers) for numbers in zip(*before, strict=False)]
+    held = all(now >= one * (1 - 1e-4) for numbers in after for now, one in zip(numbers, sums, strict=False))
+    more = any(now > one * (1 + 1e-4) for numbers in after for now, one in zip(numbers, sums, strict=False))
+    return bool(sums) and min(sums) > 0 and held and more
 
 
 # Losses that a collective changes before their backward.

@@ -26,6 +26,7 @@ from ddpdoctor.record.streams.collectives import (
     ReducedLoss,
     SharedGroup,
     Signature,
+    SummedTotal,
     Wait,
 )
 from ddpdoctor.record.streams.measured import (
@@ -393,6 +394,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cpu_threads: tuple[CpuThreads, ...] = ()
     reduced_losses: tuple[ReducedLoss, ...] = ()
     reduced_counts: tuple[ReducedCounts, ...] = ()
+    summed_totals: tuple[SummedTotal, ...] = ()
     cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     handled: tuple[Handled, ...] = ()

@@ -235,6 +235,7 @@ _ROWS = {
     "written_averages": "written_averages",
     "reduced_loss": "reduced_losses",
     "reduced_counts": "reduced_counts",
+    "summed_total": "summed_totals",
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",

@@ -53,6 +53,17 @@ class ReducedCounts(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
+class SummedTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank gave to a sum over the ranks by a tensor of a few numbers, which then holds the sum."""
+
+    rank: int
+    site: int = -1
+    tensor: int = 0
+    """Its number, alike for every sum of the same tensor of a rank."""
+    numbers: tuple[float, ...] = ()
+    time_ns: int = 0
+
+
 class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that the user's collective changed in place and that a backward then started from or came through."""
 

@@ -6,7 +6,9 @@ import ast
 import os
 import sys
 from collections.abc import Iterator, Set
+from math import isfinite
 from typing import Any, Optional
+from weakref import ReferenceType, ref
 
 from ...journal import Journal
 
@@ -72,6 +74,8 @@ NUMBERS_READ = 16
 """Numbers of a tensor that may be counts; a larger one is not looked at."""
 COUNTS_NOTED = 4
 """So many times the numbers of a call chain are read."""
+TOTALS_NOTED = 128
+"""Sums of one tensor after the other that are noted in a process."""
 GRAPHS_HELD = 2
 """Graphs are kept alive by at most so many tensors, until the next backward."""
 
@@ -85,6 +89,9 @@ class ReducedLosses:
         """Graph node of the tensor, and the call chain of the collective."""
         self._counted: dict[int, int] = {}
         """How often the numbers of a call chain were read: on a device the rank waits for them."""
+        self._summed: dict[int, tuple[ReferenceType[Any], int]] = {}
+        """The few numbers that were summed once, by the identity of their tensor, with a number for it."""
+        self._totals = 0
         self._cut: set[int] = set()
         """Call chains of the gathers that were reported, …"""
         self._gathering: list[int] = []
@@ -106,12 +113,26 @@ class ReducedLosses:
     def note_counts(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
         """Note the whole numbers among the few that are about to be summed over the ranks, a few times a call chain."""
         few = kind in KINDS and len(tensors) == 1 and 0 < tensors[0].numel() <= NUMBERS_READ
-        if not few or tensors[0].requires_grad or self._counted.get(site, 0) >= COUNTS_NOTED:
+        if not few or tensors[0].requires_grad:
+            return
+        if self._totals < TOTALS_NOTED and not tensors[0].is_complex():
+            self._note_total(tensors[0], site)
+        if self._counted.get(site, 0) >= COUNTS_NOTED:
             return
         self._counted[site] = self._counted.get(site, 0) + 1
         numbers = [int(one) for one in tensors[0].flatten().tolist() if 0 < one < float("inf") and one == int(one)]
         if numbers:
             self._journal.event("reduced_counts", site=site, numbers=numbers)
+
+    def _note_total(self, tensor: Any, site: int) -> None:
+        """Note what a rank gives to a sum by a tensor that may hold an earlier sum."""
+        self._totals += 1
+        known = self._summed.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            known = self._summed[id(tensor)] = ref(tensor), self._totals
+        numbers = [float(one) for one in tensor.flatten().tolist()]
+        if all(map(isfinite, numbers)):
+            self._journal.event("summed_total", site=site, tensor=known[1], numbers=numbers)
 
     def before_backward(self, roots: Any, site: int) -> None:
         """Report what was reduced below ``roots``, a tensor or several from which a backward starts."""
