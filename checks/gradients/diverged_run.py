@@ -125,6 +125,10 @@ _REMEDIES = {
         "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
         "after DDP's backward."
     ),
+    "written": (
+        "What changes parameters beside the optimizer (an average of the weights that is copied back, a clamp) has to "
+        "do the same on every rank, or broadcast them afterwards: dist.broadcast(parameter.data, src=0)."
+    ),
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
     "no-wrap": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
     "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
@@ -351,6 +355,12 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
     if cause == "learning-rates":
         rates = (f"rank {rank}: {moment.steps[rank].learning_rates}" for rank in ranks)
         reason = f"the learning rates differ ({'; '.join(rates)})"
+    if cause == "written":
+        writers = _writers(record, moment)
+        reason = (
+            f"between steps {moment.ordinal - 1} and {moment.ordinal} the parameters change on {rank_list(writers)}"
+            f"{'' if set(writers) == set(ranks) else ' only'}, and no optimizer does it: the gradients are the same"
+        )
     when = f"after step {moment.ordinal} of the optimizer" if moment.ordinal else "before the first optimizer step"
     return Verdict(
         sentence=f"the parameters of {wraps[rank].module_class or 'the model'} differ between {rank_list(ranks)} "
@@ -483,4 +493,13 @@ def _cause(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) ->
     for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
         if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
             return "gradients"
-    return "learning-rates" if len({step.learning_rates for step in moment.steps.values()}) > 1 else "unknown"
+    if len({step.learning_rates for step in moment.steps.values()}) > 1:
+        return "learning-rates"
+    return "written" if _writers(record, moment) else "unknown"
+
+
+def _writers(record: RunRecord, moment: ReplicaStep) -> tuple[int, ...]:
+    """Return the ranks on which parameters changed between the step before and this one, other than by an optimizer."""
+    at = moment.optimizer, moment.ordinal - 1, moment.wrap
+    rows = [one for one in record.written_between if (one.optimizer, one.step, one.wrap) == at]
+    return tuple(sorted({one.rank for one in rows if set(one.names) & set(moment.unequal)}))

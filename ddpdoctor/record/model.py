@@ -85,6 +85,7 @@ from ddpdoctor.record.streams.training import (
     UnusedSearch,
     WrapChange,
     WrittenAverages,
+    WrittenBetween,
 )
 
 Completeness = Literal["complete", "truncated", "absent"]
@@ -376,6 +377,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parameter_digests: tuple[StepDigest, ...] = ()
     made_parameters: tuple[MadeParameters, ...] = ()
     own_writes: tuple[OwnWrite, ...] = ()
+    written_between: tuple[WrittenBetween, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
     plateau_steps: tuple[PlateauStep, ...] = ()

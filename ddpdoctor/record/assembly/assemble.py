@@ -228,6 +228,7 @@ _ROWS = {
     "parameter_digests": "parameter_digests",
     "parameters_made": "made_parameters",
     "own_write": "own_writes",
+    "written_between": "written_between",
     "gradients_taken": "gradients_taken",
     "unheld_parameters": "unheld_parameters",
     "plateau_step": "plateau_steps",

@@ -105,6 +105,17 @@ class OwnWrite(msgspec.Struct, frozen=True, kw_only=True):
     site: int = -1
 
 
+class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters that were not as a step of their optimizer had left them when the next one began."""
+
+    rank: int
+    optimizer: int
+    step: int
+    """The step that left them, from 1."""
+    wrap: int
+    names: tuple[str, ...] = ()
+
+
 class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of what an optimizer holds of one wrap around one of its first steps."""
 

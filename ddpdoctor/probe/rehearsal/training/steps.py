@@ -349,6 +349,8 @@ class Replicas:
         self._looks = 0
         self._versions: dict[int, int] = {}
         """How often parameters that want no gradient had been changed at the first look, by their identity."""
+        self._left: dict[int, dict[int, dict[str, str]]] = {}
+        """Digests of the parameters as the newest step of an optimizer left them, by its number and wrap."""
 
     def before_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the gradients that the step will use, and the parameters before the first of them."""
@@ -361,6 +363,11 @@ class Replicas:
         if ordinal == 0:
             self._write("parameter_digests", number, 0, named)
             self._note_origins(number, [(name, parameter) for wrap, name, parameter in named if wrap == -1])
+        for wrap, left in self._left.pop(number, {}).items():
+            now = self._digests(named).get(wrap, {})
+            changed = [name for name, digest in left.items() if now.get(name, digest) != digest]
+            if changed:
+                self._journal.event("written_between", optimizer=number, step=ordinal, wrap=wrap, names=changed)
 
     def _note_origins(self, number: int, named: list[tuple[str, Any]]) -> None:
         """Note what is in no wrapped module, by the call chains that made it: nothing else has its names."""
@@ -374,7 +381,7 @@ class Replicas:
     def after_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the parameters that the step has made."""
         if ordinal < STEPS_DIGESTED and self._looks <= LOOKS:
-            self._write("parameter_digests", number, ordinal + 1, self._parameters(optimizer))
+            self._left[number] = self._write("parameter_digests", number, ordinal + 1, self._parameters(optimizer))
 
     def scope_of(self, optimizer: Any) -> tuple[list[int], int]:
         """Return the wraps of the parameters that an optimizer steps, -1 for no wrapped module, and their elements."""
@@ -417,7 +424,13 @@ class Replicas:
             )
         ]
 
-    def _write(self, event: str, number: int, step: int, tensors: Named) -> None:
+    def _write(self, event: str, number: int, step: int, tensors: Named) -> dict[int, dict[str, str]]:
+        by_wrap = self._digests(tensors)
+        for wrap, digests in by_wrap.items():
+            self._journal.event(event, optimizer=number, step=step, wrap=wrap, digests=digests)
+        return by_wrap
+
+    def _digests(self, tensors: Named) -> dict[int, dict[str, str]]:
         total = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)
         share = None if total <= MOST_BYTES else max(64, MOST_BYTES // len(tensors))
         by_wrap: dict[int, dict[str, str]] = {}
@@ -425,8 +438,7 @@ class Replicas:
             digest = tensor_digest(tensor, share)
             if digest:
                 by_wrap.setdefault(wrap, {})[name] = digest
-        for wrap, digests in by_wrap.items():
-            self._journal.event(event, optimizer=number, step=step, wrap=wrap, digests=digests)
+        return by_wrap
 
 
 # Parameters with gradients that no optimizer holds, though one was built for the model that they are in.

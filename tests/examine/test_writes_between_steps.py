@@ -1,0 +1,55 @@
+"""Parameters that something else than their optimizer changes, in a rehearsal: on one rank, and alike on all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.check_command import check
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+
+
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 1)
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+model, clamped = DistributedDataParallel(nn.Linear(8, 1)), DistributedDataParallel(Clamped())
+slow = [parameter.detach().clone() for parameter in model.parameters()]
+optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, clamped)]
+torch.manual_seed(rank)
+for step in range(6):
+    for each, optimizer in zip((model, clamped), optimizers):
+        optimizer.zero_grad()
+        each(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for parameter in clamped.parameters():
+            parameter.clamp_(-0.1, 0.1)
+    if rank == 1 and step == 2:
+        for parameter, kept in zip(model.parameters(), slow):
+            parameter.data.copy_(kept)
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_that_change_parameters_beside_the_optimizer_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    _, report = check("--select", "DDP208", "--no-equivalence", "train.py", cwd=tmp_path)
+    assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
+    (finding,) = report["findings"]
+    assert "the parameters of Linear differ between ranks 0 and 1 after step 4" in finding["title"]
+    assert finding["evidence"][1]["text"].startswith("between steps 3 and 4 the parameters change on rank 1 only")
+    assert "dist.broadcast(parameter.data, src=0)" in finding["remedy"]
