@@ -16,7 +16,6 @@ from ddpdoctor.tui.view import View
 
 SEVERITY_ROLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.ADVICE: "advice"}
 VERDICT_ROLES = {"healthy": "good", "slow": "warning", "broken": "bad", "unknown": "advice"}
-VERDICT_WORDS = {"healthy": "HEALTHY", "slow": "SLOW", "broken": "BROKEN", "unknown": "UNKNOWN"}
 STACK_FRAMES = 8
 VERDICT_MOST = 3
 """Lines of what is wrong, and of what to do: enough for any sentence of a check at 80 columns."""
@@ -56,7 +55,7 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     """Return what is wrong, for how long, why, and what to do; of the reasons no more than fit into ``most`` lines."""
     verdict, snapshot = view.snapshot.verdict, view.snapshot
     role = VERDICT_ROLES[verdict.state]
-    word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
+    word = "STALLED" if snapshot.state == "stalled" else verdict.state.upper()
     since = "" if verdict.since_ns is None else lasting(snapshot, verdict.since_ns)
     room = width - 2 - (cell_len(since) + 2 if since else 0)
     text = shown(verdict.text)
