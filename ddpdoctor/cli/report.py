@@ -12,12 +12,12 @@ import msgspec
 
 from ddpdoctor.cli.options import Share, help_option
 from ddpdoctor.cli.options import runs as complete_runs
-from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, of_page, run_output_options
+from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, NoGround, UsageError
 from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
-from ddpdoctor.report.formats.json import HEAD, indented
+from ddpdoctor.report.formats.json import HEAD, indented, of_result
 from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
@@ -249,14 +249,9 @@ def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, 
     ]
     gone = [finding for mark, finding in findings[0].items() if mark not in findings[1]]
     come = [finding for mark, finding in findings[1].items() if mark not in findings[0]]
-
-    def render(kind: str, width: int, colour: bool) -> str:
-        if kind == "json":
-            return compare_text.as_json(compared, gone, come, allowed_growth)
-        name = f"{first.name} and {second.name}"
-        return of_page(kind, compare_text.page(compared, gone, come, allowed_growth, name), width, colour=colour)
-
-    wanted.write_rendered(render)
+    told = compared, gone, come, allowed_growth
+    name = f"{first.name} and {second.name}"
+    wanted.write_page(lambda: compare_text.page(*told, name), lambda: compare_text.as_json(*told))
     ctx.exit(ExitCode.FINDINGS if compared.is_regression(allowed_growth) else ExitCode.CLEAN)
 
 
@@ -288,9 +283,4 @@ def what_if(run: str | None, settings: tuple[str, ...], wanted: RunOutput) -> No
     answer = predict(record, asked, name=snapshot.name, directory=str(directory))
     from ddpdoctor.report.run import what_if_text
 
-    def render(kind: str, width: int, colour: bool) -> str:
-        if kind == "json":
-            return what_if_text.as_json(answer)
-        return of_page(kind, what_if_text.page(answer, str(Path.cwd())), width, colour=colour)
-
-    wanted.write_rendered(render)
+    wanted.write_page(lambda: what_if_text.page(answer, str(Path.cwd())), lambda: of_result(answer))

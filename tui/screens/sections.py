@@ -60,7 +60,8 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     room = width - 2 - (cell_len(since) + 2 if since else 0)
     text = shown(verdict.text)
     badge = Cell(f" {word} ", f"badge.{role}")
-    told = [_spaced(cells) for cells in paragraph(text[:1].upper() + text[1:], room - 1, "strong", badge, VERDICT_MOST)]
+    told = paragraph(text[:1].upper() + text[1:], room - 1, "strong", badge, VERDICT_MOST)
+    told = [(cells[0], Cell(" "), *cells[1:]) for cells in told]
     if since:
         told[0] = line(*fitted(told[0], room, view.glyphs.dots), Cell(f"  {since}", role))
     steps: list[Line] = []
@@ -72,12 +73,6 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     room_for_why = max(0, most - len(told) - len(steps))
     edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", f"edge.{role}")
     return [line(edge, *cells) for cells in (*told, *whys[:room_for_why], *steps)]
-
-
-def _spaced(cells: Line) -> Line:
-    """One space between the badge and the text."""
-    head, *rest = cells
-    return (head, Cell(" "), *rest)
 
 
 def lasting(snapshot: Snapshot, since_ns: int) -> str:

@@ -359,7 +359,8 @@ def title(cause: LogCause) -> str:
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
             why = "its time was up" if "timer" in by else "memory had run out"
-            return f"{by} killed {_whom(cause)}{where} because {why}"
+            whom = rank_list(cause.ranks) if cause.ranks else "a process of the job"
+            return f"{by} killed {whom}{where} because {why}"
         case "killed-by-scheduler":
             return _of_scheduler(first)
         case "worker-lost":
@@ -376,10 +377,10 @@ def title(cause: LogCause) -> str:
             return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
         case "no-rendezvous":
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
+    names = next((one.unused for one in cause.incidents if one.unused), ())
     if first.trouble == "unused-parameters":
-        return _of_unused(cause)
+        return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(first)}"
     if first.trouble == "ready-twice":
-        names = next((one.unused for one in cause.incidents if one.unused), ())
         return (
             f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
         )
@@ -574,11 +575,6 @@ def _of_scheduler(one: Incident) -> str:
     )
 
 
-def _of_unused(cause: LogCause) -> str:
-    names = next((one.unused for one in cause.incidents if one.unused), ())
-    return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(cause.first)}"
-
-
 def _parameters(names: Sequence[str]) -> str:
     """Return the parameters by their names, or by their indices where these are known only."""
     shown = ", ".join(names[:UNUSED_SHOWN]) + (
@@ -622,10 +618,6 @@ def _who(cause: LogCause) -> str:
     who = "a rank" if cause.of_training else "a process"
     hosts = {one.host for one in cause.incidents if one.host}
     return f"{who} on {hosts.pop()}" if len(hosts) == 1 else who
-
-
-def _whom(cause: LogCause) -> str:
-    return rank_list(cause.ranks) if cause.ranks else "a process of the job"
 
 
 def _was(cause: LogCause) -> str:
