@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,25 +105,20 @@ def kept_run(directory: Path) -> KeptRun:
     """Read what the list says of a run; what cannot be read is not known, and the reason is noted."""
     run = KeptRun(name=directory.name, directory=str(directory), size_bytes=size_bytes(directory))
     stamp = directory.name.split("-")[1:3]
-    try:
-        run = msgspec.structs.replace(
-            run, started=time.strftime("%Y-%m-%d %H:%M", time.strptime(" ".join(stamp), "%Y%m%d %H%M%S"))
-        )
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        started = time.strptime(" ".join(stamp), "%Y%m%d %H%M%S")
+        run = msgspec.structs.replace(run, started=time.strftime("%Y-%m-%d %H:%M", started))
     from ddpdoctor.monitor.history import NeverWatched
     from ddpdoctor.monitor.replay import final_snapshot
 
     try:
         plan = read_plan(directory)
         run = msgspec.structs.replace(run, script=plan.name or NOT_KNOWN)
-        try:
+        with suppress(NeverWatched):
             shown = final_snapshot(directory)
             run = msgspec.structs.replace(
                 run, ranks=shown.world_size, steps=shown.steps, verdict=shown.verdict.state.upper()
             )
-        except NeverWatched:
-            pass
     except DdpDoctorError as error:
         return msgspec.structs.replace(run, note=error.message)
     return msgspec.structs.replace(run, verdict="live") if live_processes(directory) else run

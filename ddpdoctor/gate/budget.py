@@ -19,7 +19,7 @@ from ddpdoctor.check import Outcome, OutcomeState
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination, Figure, Verdict
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import plain, shown_path
+from ddpdoctor.finding import grouped, plain, shown_path
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Signature
 
@@ -335,22 +335,15 @@ def sizes(windows: Sequence[Window]) -> tuple[int, ...]:
 
 def by_pass(windows: Sequence[Window], amounts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Divide one number a window into one row a pass."""
-    rows: dict[int, list[int]] = {}
-    for window, amount in zip(windows, amounts, strict=True):
-        rows.setdefault(window.training_pass, []).append(amount)
-    return tuple(map(tuple, rows.values()))
+    rows = grouped(zip(windows, amounts, strict=True), lambda row: row[0].training_pass)
+    return tuple(tuple(amount for _, amount in row) for row in rows.values())
 
 
 def _step_times(record: RunRecord, rank: int) -> list[int]:
     """Times of the steps of the rank's busiest optimizer: of a generator and its critic that take turns, one's."""
-    times: dict[int, list[int]] = {}
-    for step in record.optimizer_steps:
-        if step.rank == rank:
-            times.setdefault(step.optimizer, []).append(step.time_ns)
-    if not times:
-        return []
-    busiest = min(times, key=lambda optimizer: (-len(times[optimizer]), optimizer))
-    return sorted(times[busiest])
+    steps = grouped((step for step in record.optimizer_steps if step.rank == rank), lambda step: step.optimizer)
+    busiest = min(steps, key=lambda optimizer: (-len(steps[optimizer]), optimizer), default=None)
+    return [] if busiest is None else sorted(step.time_ns for step in steps[busiest])
 
 
 def _pass_of_each(record: RunRecord, rank: int, steps: Sequence[int]) -> list[int]:

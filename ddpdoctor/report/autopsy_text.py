@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.examination import AutopsySection, Examination
-from ddpdoctor.finding import WENT_ON, Finding, shown_path
+from ddpdoctor.finding import WENT_ON, Finding, count, shown_path
 from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
 from ddpdoctor.report.layout import note_lines, paragraph, to_string
 from ddpdoctor.report.streams import one_line

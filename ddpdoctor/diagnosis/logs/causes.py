@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list, verb
-from ddpdoctor.finding import Frame, Trouble, in_user_code
+from ddpdoctor.finding import Frame, Trouble, grouped, in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence, RankEnding
 
@@ -397,10 +397,8 @@ def _says_less_than_another(one: Incident, incidents: Sequence[Incident]) -> boo
 
 
 def _grouped(incidents: Sequence[Incident]) -> list[tuple[Incident, ...]]:
-    groups: dict[object, list[Incident]] = {}
-    for one in incidents:
-        groups.setdefault(_likeness(one), []).append(one)
-    return [tuple(sorted(group, key=lambda one: one.position)) for group in groups.values()]
+    alike = grouped(incidents, _likeness)
+    return [tuple(sorted(group, key=lambda one: one.position)) for group in alike.values()]
 
 
 def _likeness(one: Incident) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdoctor.diagnosis.failures import number_of, xid
@@ -11,7 +10,7 @@ from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
-from ddpdoctor.finding import Fact, Location, Trouble
+from ddpdoctor.finding import Fact, Location, Trouble, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
@@ -454,16 +453,6 @@ def facts(cause: LogCause) -> Iterator[Fact]:
     if len(cause.attempts) > 1:
         text = f"the launcher started the ranks again, and the same happened in {count(len(cause.attempts), 'attempt')}"
         yield Fact(text=text, basis="log", numbers={"attempts": len(cause.attempts)})
-
-
-def signal_name(number: int | None) -> str:
-    """``SIGKILL``; what is known where the number is not."""
-    if not number:
-        return "a signal"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _sentence(one: Incident) -> str:
