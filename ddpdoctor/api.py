@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.request import DEVICES, FEWEST_RANKS, MOST_RANKS, STRESSES, Device, Progress, Stress
+from ddpdoctor.launch.request import DEVICES, FEWEST_RANKS, MOST_RANKS, STRESSES, Device, Stress
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -199,11 +199,9 @@ def _refuse_others(option: str, values: Iterable[str], known: Sequence[str]) -> 
             raise UsageError(f"{option} is one of {', '.join(known)}, not {value!r}")
 
 
-def _nobody(progress: Progress) -> None:
-    """Nobody wants to know how far it is."""
-
-
-def checked(request: ExamineRequest, fail_on: Severity | None = None, on_progress: OnProgress = _nobody) -> Examination:
+def checked(
+    request: ExamineRequest, fail_on: Severity | None = None, on_progress: OnProgress = lambda progress: None
+) -> Examination:
     """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does."""
     from msgspec.structs import replace
 

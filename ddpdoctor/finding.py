@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from ddpdoctor.files.untrusted import line_of
 
+Entry = TypeVar("Entry")
+Key = TypeVar("Key", bound=Hashable)
 Basis = Literal["source", "rehearsal", "run", "log", "dump"]
 """How a fact is known: read in the source, seen in a rehearsal, in a live run, in logs, or in dumps."""
 
@@ -370,3 +373,26 @@ def _real(path: str) -> str:
     except ValueError:
         # A name from elsewhere that no file can have.
         return path
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Write a number of things: ``1 path``, ``1,024 batches``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL``; what is known where the number is not."""
+    if not number:
+        return "a signal"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def grouped(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, list[Entry]]:
+    """Return the entries by a key, in the order in which each came first."""
+    found: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(key(entry), []).append(entry)
+    return found

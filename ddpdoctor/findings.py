@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -64,27 +65,19 @@ _ASKED = {
 """What a condition asks that each injected cause turns over, in the words of a suspicion."""
 
 
-class Refutation(msgspec.Struct, frozen=True):
-    """A refuted suspicion and the check that refuted it."""
-
-    code: str
-    refuted: Refuted
-
-
-class Confirmation(msgspec.Struct, frozen=True):
-    """What confirms a suspicion, if there is one, and the check that says so."""
-
-    code: str
-    confirmed: Confirmed
+Seen = TypeVar("Seen", Refuted, Confirmed)
 
 
 def unrefuted(
-    suspicions: Iterable[Finding], refutations: Sequence[Refutation]
+    suspicions: Iterable[Finding], refutations: Sequence[tuple[str, Refuted]]
 ) -> tuple[tuple[Finding, ...], tuple[RefutedSuspicion, ...]]:
-    """Part the findings of the source from those that the same check refuted at the same place of a run."""
+    """Part the findings of the source from those that the same check refuted at the same place of a run.
+
+    ``refutations`` have the code of the check that says so.
+    """
     kept, cleared = [], []
     for suspicion in suspicions:
-        reason = next((one.refuted.reason for one in refutations if _refutes(one, suspicion)), None)
+        reason = next((one.reason for one in _about(suspicion, refutations)), None)
         if reason is None:
             kept.append(suspicion)
         else:
@@ -94,23 +87,20 @@ def unrefuted(
     return tuple(kept), tuple(cleared)
 
 
-def confirmed(suspicions: Iterable[Finding], confirmations: Sequence[Confirmation]) -> tuple[Finding, ...]:
-    """Return the findings of the source, with what the same check saw at the same place of a run."""
-    return tuple(_with_seen(suspicion, confirmations) for suspicion in suspicions)
+def confirmed(suspicions: Iterable[Finding], confirmations: Sequence[tuple[str, Confirmed]]) -> Iterator[Finding]:
+    """Yield the findings of the source, with what the same check, by its code, saw at the same place of a run."""
+    for suspicion in suspicions:
+        facts = tuple(one.fact for one in _about(suspicion, confirmations))
+        yield msgspec.structs.replace(
+            suspicion,
+            basis=suspicion.basis | {fact.basis for fact in facts},
+            evidence=(*facts, *suspicion.evidence),
+        )
 
 
-def _with_seen(suspicion: Finding, confirmations: Sequence[Confirmation]) -> Finding:
+def _about(suspicion: Finding, seen: Sequence[tuple[str, Seen]]) -> Iterator[Seen]:
     place = suspicion.location
-    facts = tuple(
-        one.confirmed.fact
-        for one in confirmations
-        if one.code == suspicion.code and place is not None and meets(place, one.confirmed.location)
-    )
-    return msgspec.structs.replace(
-        suspicion,
-        basis=suspicion.basis | {fact.basis for fact in facts},
-        evidence=(*facts, *suspicion.evidence),
-    )
+    return (one for code, one in seen if code == suspicion.code and place is not None and meets(place, one.location))
 
 
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -269,12 +259,6 @@ def _stack_places(finding: Finding, only: Fact | None = None) -> tuple[Location,
 
 def _overlap(some: Sequence[Location], others: Sequence[Location]) -> bool:
     return any(meets(one, other) for one in some for other in others)
-
-
-def _refutes(refutation: Refutation, suspicion: Finding) -> bool:
-    if refutation.code != suspicion.code or suspicion.location is None:
-        return False
-    return meets(suspicion.location, refutation.refuted.location)
 
 
 def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:

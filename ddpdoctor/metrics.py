@@ -43,7 +43,6 @@ _UNITS = frozenset({"seconds", "ratio", "bytes", "celsius", "watts", "hertz"})
 """Base units of Prometheus; a name ends with its own."""
 _OF_A_RANK = ("rank", "host")
 _OF_A_GPU = ("gpu", "uuid", "ranks")
-_OF_TRAFFIC = ("group", "kind", "backend")
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,30 +132,34 @@ def _gpu_memory(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield from ((_gpu_labels(gpu), float(gpu.memory_total_bytes)) for gpu in snapshot.gpus if gpu.memory_total_bytes)
 
 
-def _job(value: Callable[[Snapshot], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
-    """One figure of the whole job."""
+def _job(name: str, help: str, value: Callable[[Snapshot], float | None]) -> Family:
+    """One figure of the whole job; in nanoseconds where its unit is the second."""
 
     def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         figure = value(snapshot)
         if figure is not None:
-            yield (), figure * scale
+            yield (), figure * _scale(name)
 
-    return samples
+    return _family(name, help, samples)
 
 
-def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
-    """One figure of each rank."""
+def _ranks(name: str, help: str, value: Callable[[RankView], float | None]) -> Family:
+    """One figure of each rank; in nanoseconds where its unit is the second."""
 
     def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         for rank in snapshot.ranks:
             figure = value(rank)
             if figure is not None:
-                yield (str(rank.rank), rank.host), figure * scale
+                yield (str(rank.rank), rank.host), figure * _scale(name)
 
-    return samples
+    return _family(name, help, samples, _OF_A_RANK)
 
 
-def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
+def _scale(name: str) -> float:
+    return 1 / _SECOND_NS if name.endswith("_seconds") else 1
+
+
+def _gpus(name: str, help: str, value: Callable[[GpuSample], float | None], scale: float = 1) -> Family:
     """Return one figure of each GPU with a fresh sample of the driver."""
 
     def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
@@ -165,12 +168,12 @@ def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Calla
             if figure is not None:
                 yield _gpu_labels(gpu), figure * scale
 
-    return samples
+    return _family(name, help, samples, _OF_A_GPU)
 
 
 def _traffic(
-    value: Callable[[Traffic], float | None], together: Callable[[list[float]], float]
-) -> Callable[[Snapshot], Iterator[MetricSample]]:
+    name: str, help: str, value: Callable[[Traffic], float | None], together: Callable[[list[float]], float]
+) -> Family:
     """One figure of each kind of communication; that of several groups of the same ranks is made ``together``.
 
     Of two samples with the same labels Prometheus refuses all that is served.
@@ -184,7 +187,7 @@ def _traffic(
                 found.setdefault((traffic.group, traffic.kind, traffic.backend), []).append(figure)
         yield from ((labels, together(figures)) for labels, figures in found.items())
 
-    return samples
+    return _family(name, help, samples, ("group", "kind", "backend"))
 
 
 def _newest(snapshot: Snapshot) -> Iterator[tuple[Gpu, GpuSample]]:
@@ -228,111 +231,84 @@ FAMILIES = (
     _family("hang_culprit", "1 for each rank that causes a stall", _hang_culprits, _OF_A_RANK),
     _family("standstill_seconds", "How long the ranks have been stalled; 0 while they run", _standstill),
     _family("wait_seconds", "How long ranks have waited for this busy rank", _wait_for_rank, _OF_A_RANK),
-    _family(
+    _job(
         "step_overdue_seconds",
         "For how long some rank has completed no step although one is overdue; else 0",
-        _job(lambda snapshot: snapshot.overdue_ns or 0, 1 / _SECOND_NS),
+        lambda snapshot: snapshot.overdue_ns or 0,
     ),
-    _family("ranks_expected", "Ranks of the job", _job(lambda snapshot: snapshot.world_size)),
-    _family("ranks_seen", "Ranks that this monitor sees", _job(lambda snapshot: len(snapshot.ranks))),
-    _family("steps_total", "Steps that every rank has made", _job(lambda snapshot: snapshot.steps)),
-    _family(
+    _job("ranks_expected", "Ranks of the job", lambda snapshot: snapshot.world_size),
+    _job("ranks_seen", "Ranks that this monitor sees", lambda snapshot: len(snapshot.ranks)),
+    _job("steps_total", "Steps that every rank has made", lambda snapshot: snapshot.steps),
+    _job(
         "step_median_seconds",
         "Median of the newest step times of all ranks",
-        _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p50_ns, 1 / _SECOND_NS),
+        lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p50_ns,
     ),
-    _family(
+    _job(
         "step_p95_seconds",
         "95% of the newest steps were shorter",
-        _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p95_ns, 1 / _SECOND_NS),
+        lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p95_ns,
     ),
     _family("phase_seconds", "Mean per step over the ranks; the phases add up to it", _phases, ("phase",)),
-    _family("samples_per_second", "Throughput of the job", _job(lambda snapshot: snapshot.samples_per_s)),
-    _family(
+    _job("samples_per_second", "Throughput of the job", lambda snapshot: snapshot.samples_per_s),
+    _job(
         "exposed_communication_ratio",
         "Share of the step in which nothing hides the reduction of gradients",
-        _job(lambda snapshot: snapshot.exposed_share),
+        lambda snapshot: snapshot.exposed_share,
     ),
-    _family(
+    _job(
         "overlap_ratio",
         "Share of the communication window that computation hides",
-        _job(lambda snapshot: snapshot.overlap_ratio),
+        lambda snapshot: snapshot.overlap_ratio,
     ),
-    _family(
+    _job(
         "efficiency_ratio",
         "Estimated: what is left of the step without exposed and explicit communication",
-        _job(lambda snapshot: snapshot.efficiency),
+        lambda snapshot: snapshot.efficiency,
     ),
-    _family(
+    _traffic(
         "traffic_bytes_per_step",
         "Bytes that a rank passes to communication of this kind, in all groups of these ranks",
-        _traffic(lambda traffic: traffic.bytes_per_step, sum),
-        _OF_TRAFFIC,
+        lambda traffic: traffic.bytes_per_step,
+        sum,
     ),
-    _family(
+    _traffic(
         "bus_bandwidth_bytes_per_second",
         "A lower bound of the bus bandwidth, the highest of groups of the same ranks",
-        _traffic(lambda traffic: traffic.bus_bandwidth_bytes_per_s, max),
-        _OF_TRAFFIC,
+        lambda traffic: traffic.bus_bandwidth_bytes_per_s,
+        max,
     ),
-    _family(
+    _job(
         "last_step_timestamp_seconds",
         "End of the newest step behind these figures",
-        _job(lambda snapshot: snapshot.measured_at_ns, 1 / _SECOND_NS),
+        lambda snapshot: snapshot.measured_at_ns,
     ),
-    _family(
-        "last_look_timestamp_seconds",
-        "When ddpdoctor last looked at the job",
-        _job(lambda snapshot: snapshot.now_ns, 1 / _SECOND_NS),
-    ),
-    _family("rank_alive", "1 while the rank's process runs", _ranks(lambda rank: rank.alive), _OF_A_RANK),
-    _family(
+    _job("last_look_timestamp_seconds", "When ddpdoctor last looked at the job", lambda snapshot: snapshot.now_ns),
+    _ranks("rank_alive", "1 while the rank's process runs", lambda rank: rank.alive),
+    _ranks(
         "rank_failed",
         "1 when the rank's process has failed: by an exception, a signal, or an exit code other than 0",
-        _ranks(lambda rank: rank.failed),
-        _OF_A_RANK,
+        lambda rank: rank.failed,
     ),
-    _family("rank_steps_total", "Steps of the rank", _ranks(lambda rank: rank.step), _OF_A_RANK),
-    _family(
-        "rank_step_median_seconds",
-        "Median step time of the newest steps",
-        _ranks(lambda rank: rank.median_ns, 1 / _SECOND_NS),
-        _OF_A_RANK,
-    ),
+    _ranks("rank_steps_total", "Steps of the rank", lambda rank: rank.step),
+    _ranks("rank_step_median_seconds", "Median step time of the newest steps", lambda rank: rank.median_ns),
     _family("rank_phase_seconds", "Mean per step; omitted beyond 512 ranks", _rank_phases, (*_OF_A_RANK, "phase")),
-    _family(
-        "rank_waiting_seconds",
-        "Mean per step that the rank waits for others",
-        _ranks(lambda rank: rank.waiting_ns, 1 / _SECOND_NS),
-        _OF_A_RANK,
-    ),
-    _family(
-        "rank_late_seconds",
-        "Mean per step that the others wait for this rank alone",
-        _ranks(lambda rank: rank.late_ns, 1 / _SECOND_NS),
-        _OF_A_RANK,
-    ),
-    _family(
+    _ranks("rank_waiting_seconds", "Mean per step that the rank waits for others", lambda rank: rank.waiting_ns),
+    _ranks("rank_late_seconds", "Mean per step that the others wait for this rank alone", lambda rank: rank.late_ns),
+    _gpus(
         "gpu_utilisation_ratio",
         "As NVML reports it; a GPU that spins in a communication kernel reads 1",
-        _gpus(lambda sample: sample.utilisation_percent, 0.01),
-        _OF_A_GPU,
+        lambda sample: sample.utilisation_percent,
+        0.01,
     ),
-    _family("gpu_memory_used_bytes", "Memory in use", _gpus(lambda sample: sample.memory_used_bytes), _OF_A_GPU),
+    _gpus("gpu_memory_used_bytes", "Memory in use", lambda sample: sample.memory_used_bytes),
     _family("gpu_memory_bytes", "Memory of the GPU", _gpu_memory, _OF_A_GPU),
-    _family("gpu_temperature_celsius", "Temperature of the GPU", _gpus(lambda sample: sample.temperature_c), _OF_A_GPU),
-    _family("gpu_power_watts", "Power that it draws", _gpus(lambda sample: sample.power_w), _OF_A_GPU),
-    _family(
-        "gpu_sm_clock_hertz", "Clock of its multiprocessors", _gpus(lambda sample: sample.sm_clock_mhz, 1e6), _OF_A_GPU
-    ),
+    _gpus("gpu_temperature_celsius", "Temperature of the GPU", lambda sample: sample.temperature_c),
+    _gpus("gpu_power_watts", "Power that it draws", lambda sample: sample.power_w),
+    _gpus("gpu_sm_clock_hertz", "Clock of its multiprocessors", lambda sample: sample.sm_clock_mhz, 1e6),
     _family("gpu_throttled", "1 for each reason why it is throttled now", _throttled, (*_OF_A_GPU, "reason")),
-    _family(
-        "gpu_ecc_errors_total",
-        "Uncorrected errors since the driver was loaded",
-        _gpus(lambda sample: sample.ecc_errors),
-        _OF_A_GPU,
-    ),
-    _family("gpu_lost", "1 when the driver can no longer reach it", _gpus(lambda sample: sample.lost), _OF_A_GPU),
+    _gpus("gpu_ecc_errors_total", "Uncorrected errors since the driver was loaded", lambda sample: sample.ecc_errors),
+    _gpus("gpu_lost", "1 when the driver can no longer reach it", lambda sample: sample.lost),
 )
 """Every name, in the order in which they are served."""
 

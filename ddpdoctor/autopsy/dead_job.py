@@ -192,7 +192,11 @@ def concluded(
         rehearsal=RehearsalSection(status="skipped", reason="an autopsy runs nothing"),
         findings=findings,
         outcomes=tuple(outcome_of(result, stands=result.code in stands, cut_short="") for result in results),
-        notes=(*read.notes, *(f"{result.name}: {result.gap}" for result in crashed), *_of_runs(read)),
+        notes=(
+            *read.notes,
+            *(f"{result.name}: {result.gap}" for result in crashed),
+            *(f"{name} is a run that ddpdoctor recorded: `ddpdoctor report {name}` shows it" for name in read.runs),
+        ),
         autopsy=AutopsySection(
             logs=read.logs,
             lines=read.lines,
@@ -268,7 +272,3 @@ def _other_nodes(read: Postmortem) -> Sequence[str]:
     if not read.runs or known >= world:
         return ()
     return (f"{known} of the job's {world} ranks are known: give the run directories of its other nodes, too",)
-
-
-def _of_runs(read: Postmortem) -> Sequence[str]:
-    return [f"{name} is a run that ddpdoctor recorded: `ddpdoctor report {name}` shows it" for name in read.runs]

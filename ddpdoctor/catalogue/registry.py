@@ -6,16 +6,19 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ddpdoctor.check import Check, Gone, LoadedCheck, Subject
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.finding import FoundInRun, Trouble
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 CHECKS_PACKAGE = "ddpdoctor.checks"
 """The only place where the core names the package of the built-in checks."""
@@ -74,7 +77,7 @@ def read_catalogue() -> Catalogue:
     names = {entry.name for entry in built_in}
     notes: list[str] = []
     for offer in third_party_modules():
-        origin = f"the check {offer.name!r} of {offer.distribution}"
+        origin = f"the check {offer.name!r} of {offer.dist.name if offer.dist else 'an unknown package'}"
         try:
             loaded = read_check(offer.load())
         except (Exception, SystemExit) as error:
@@ -327,31 +330,13 @@ def _documentation(module: ModuleType) -> str:
 GROUP = "ddpdoctor.checks"
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """A module that a package offers as a check; not yet imported."""
-
-    name: str
-    value: str
-    distribution: str
-    load: Callable[[], ModuleType]
-
-
-def third_party_modules() -> tuple[Offer, ...]:
+def third_party_modules() -> tuple[EntryPoint, ...]:
     """List the modules on offer, by name; imports none of them."""
     if not any(map(may_offer, sys.path)):
         return ()
     from importlib.metadata import entry_points
 
-    offers = (
-        Offer(
-            name=point.name,
-            value=point.value,
-            distribution=point.dist.name if point.dist else "an unknown package",
-            load=point.load,
-        )
-        for point in entry_points(group=GROUP)
-    )
-    return tuple(sorted(offers, key=lambda offer: (offer.name, offer.value)))
+    return tuple(sorted(entry_points(group=GROUP), key=lambda offer: (offer.name, offer.value)))
 
 
 def may_offer(path_entry: str) -> bool:

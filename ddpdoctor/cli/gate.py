@@ -135,7 +135,10 @@ def gate(
 
     Exit code: 0 as agreed on, 1 red, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
-    _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
+    modes = {"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None}
+    named = [name for name, is_given in modes.items() if is_given]
+    if len(named) > 1:
+        raise UsageError(f"either {named[0]} or {named[1]}, not both")
     if allowed_time_growth is not None and against is None:
         raise UsageError("`--allowed-time-growth` goes with `--against`", "Times of other machines cannot be compared.")
     if watch:
@@ -217,12 +220,6 @@ def _watched(
         )
     wanted.refuse()
     return watch_command(words, wanted, time_limit_s=time_limit_s, fail_on=fail_on)
-
-
-def _refuse_contradictions(options: dict[str, bool]) -> None:
-    given = [name for name, is_given in options.items() if is_given]
-    if len(given) > 1:
-        raise UsageError(f"either {given[0]} or {given[1]}, not both")
 
 
 def _targets(

@@ -40,20 +40,17 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
         from ddpdoctor.launch.command_line import read_launch_line
 
         return read_launch_line(behind, os.environ)
-    if behind and _is_launch_line(behind):
-        raise UsageError(
-            f"both {named} and a launch command are given",
-            f"Either `ddpdoctor check -- {' '.join(behind)}`, or put only the script's own arguments after `--`.",
-        )
+    if behind:
+        from ddpdoctor.launch.command_line import looks_like_launch
+
+        if looks_like_launch(behind):
+            raise UsageError(
+                f"both {named} and a launch command are given",
+                f"Either `ddpdoctor check -- {' '.join(behind)}`, or put only the script's own arguments after `--`.",
+            )
     from ddpdoctor.launch.request import Launch, LaunchLine
 
     return LaunchLine(target=named, arguments=behind, launch=Launch(module=module is not None))
-
-
-def _is_launch_line(words: tuple[str, ...]) -> bool:
-    from ddpdoctor.launch.command_line import looks_like_launch
-
-    return looks_like_launch(words)
 
 
 def script_path(line: LaunchLine) -> Path:

@@ -322,6 +322,22 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
 
         self.write_rendered(render, beside_a_job=beside_a_job)
 
+    def write_page(self, page: Callable[[], Page], as_json: Callable[[], str]) -> None:
+        """Write what a command says of runs as text, as a page of HTML, or as JSON: see ``write_rendered``."""
+
+        def render(kind: str, width: int, colour: bool) -> str:
+            if kind == "json":
+                return as_json()
+            if kind == "html":
+                from ddpdoctor.report.formats import html
+
+                return html.render_page(page())
+            from ddpdoctor.report import blocks
+
+            return blocks.rendered(page(), width, colour=colour)
+
+        self.write_rendered(render)
+
     def write_rendered(self, render: Callable[[str, int, bool], str], *, beside_a_job: bool = False) -> None:
         """Write a report, which ``render`` makes from kind, columns and whether in colour.
 
@@ -360,14 +376,3 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         content = encode(record)
         packed = file.endswith(".gz")
         _output_file(file, force=self.force).write(content if packed else gzip.decompress(content))
-
-
-def of_page(kind: str, page: Page, width: int, *, colour: bool) -> str:
-    """Return what a command says as text, or as a page of HTML where ``kind`` is ``html``."""
-    if kind == "html":
-        from ddpdoctor.report.formats import html
-
-        return html.render_page(page)
-    from ddpdoctor.report import blocks
-
-    return blocks.rendered(page, width, colour=colour)

@@ -156,7 +156,11 @@ def profile(
         if wanted.export is not None:
             raise UsageError("--attach has no record to export", "Omit --export.")
         ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
-    alone = _one_rank_samples_per_s(one_rank)
+    alone = None
+    if one_rank is not None:
+        from ddpdoctor.profile.recorded_run import one_rank_samples_per_s
+
+        alone = one_rank_samples_per_s(one_rank)
     head_at = None if head is None else host_and_port(head, "--head")
     outlets = Outlets(metrics, on_hang)
     if command is None:
@@ -225,12 +229,3 @@ def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
         return starts_own_ranks(read_script(script), arguments, by_python=False)
     except UsageError:
         return False
-
-
-def _one_rank_samples_per_s(run: str | None) -> float | None:
-    """Return the throughput to compare with, if a run was named."""
-    if run is None:
-        return None
-    from ddpdoctor.profile.recorded_run import one_rank_samples_per_s
-
-    return one_rank_samples_per_s(run)

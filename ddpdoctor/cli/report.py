@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,12 @@ import msgspec
 
 from ddpdoctor.cli.options import Share, help_option
 from ddpdoctor.cli.options import runs as complete_runs
-from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, of_page, run_output_options
+from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, NoGround, UsageError
 from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
-from ddpdoctor.report.formats.json import HEAD, indented
+from ddpdoctor.report.formats.json import HEAD, indented, of_result
 from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
@@ -104,25 +105,20 @@ def kept_run(directory: Path) -> KeptRun:
     """Read what the list says of a run; what cannot be read is not known, and the reason is noted."""
     run = KeptRun(name=directory.name, directory=str(directory), size_bytes=size_bytes(directory))
     stamp = directory.name.split("-")[1:3]
-    try:
-        run = msgspec.structs.replace(
-            run, started=time.strftime("%Y-%m-%d %H:%M", time.strptime(" ".join(stamp), "%Y%m%d %H%M%S"))
-        )
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        started = time.strptime(" ".join(stamp), "%Y%m%d %H%M%S")
+        run = msgspec.structs.replace(run, started=time.strftime("%Y-%m-%d %H:%M", started))
     from ddpdoctor.monitor.history import NeverWatched
     from ddpdoctor.monitor.replay import final_snapshot
 
     try:
         plan = read_plan(directory)
         run = msgspec.structs.replace(run, script=plan.name or NOT_KNOWN)
-        try:
+        with suppress(NeverWatched):
             shown = final_snapshot(directory)
             run = msgspec.structs.replace(
                 run, ranks=shown.world_size, steps=shown.steps, verdict=shown.verdict.state.upper()
             )
-        except NeverWatched:
-            pass
     except DdpDoctorError as error:
         return msgspec.structs.replace(run, note=error.message)
     return msgspec.structs.replace(run, verdict="live") if live_processes(directory) else run
@@ -249,14 +245,9 @@ def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, 
     ]
     gone = [finding for mark, finding in findings[0].items() if mark not in findings[1]]
     come = [finding for mark, finding in findings[1].items() if mark not in findings[0]]
-
-    def render(kind: str, width: int, colour: bool) -> str:
-        if kind == "json":
-            return compare_text.as_json(compared, gone, come, allowed_growth)
-        name = f"{first.name} and {second.name}"
-        return of_page(kind, compare_text.page(compared, gone, come, allowed_growth, name), width, colour=colour)
-
-    wanted.write_rendered(render)
+    told = compared, gone, come, allowed_growth
+    name = f"{first.name} and {second.name}"
+    wanted.write_page(lambda: compare_text.page(*told, name), lambda: compare_text.as_json(*told))
     ctx.exit(ExitCode.FINDINGS if compared.is_regression(allowed_growth) else ExitCode.CLEAN)
 
 
@@ -288,9 +279,4 @@ def what_if(run: str | None, settings: tuple[str, ...], wanted: RunOutput) -> No
     answer = predict(record, asked, name=snapshot.name, directory=str(directory))
     from ddpdoctor.report.run import what_if_text
 
-    def render(kind: str, width: int, colour: bool) -> str:
-        if kind == "json":
-            return what_if_text.as_json(answer)
-        return of_page(kind, what_if_text.page(answer, str(Path.cwd())), width, colour=colour)
-
-    wanted.write_rendered(render)
+    wanted.write_page(lambda: what_if_text.page(answer, str(Path.cwd())), lambda: of_result(answer))

@@ -11,7 +11,7 @@ import click
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import ObservedJob
 from ddpdoctor.cli.options import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
-from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
+from ddpdoctor.cli.output import RunOutput, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.environment import ObservedCommand
 from ddpdoctor.report import streams
@@ -50,6 +50,7 @@ def scaling(
     from ddpdoctor.launch.interpreter import find_interpreter
     from ddpdoctor.launch.request import visible_gpus
     from ddpdoctor.profile.link_sweeps import sweep
+    from ddpdoctor.report.formats.json import of_result
     from ddpdoctor.report.output_file import OutputFile
     from ddpdoctor.report.run import scaling_text
     from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, points_of
@@ -83,13 +84,7 @@ def scaling(
     result = MeasuredScaling(name=Path(script).name, points=points_of(runs), sweeps=tuple(sweeps), notes=tuple(notes))
     if wanted.exported is not None:
         OutputFile(wanted.exported, force=wanted.force).write_text(scaling_text.as_svg(result), "html")
-
-    def render(kind: str, width: int, colour: bool) -> str:
-        if kind == "json":
-            return scaling_text.as_json(result)
-        return of_page(kind, scaling_text.page(result), width, colour=colour)
-
-    wanted.write_rendered(render)
+    wanted.write_page(lambda: scaling_text.page(result), lambda: of_result(result))
     ctx.exit(ExitCode.INCONCLUSIVE if any(run.failed for run in runs) else ExitCode.CLEAN)
 
 

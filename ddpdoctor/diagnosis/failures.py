@@ -18,7 +18,7 @@ from ddpdoctor.diagnosis.divergence.aborted import CRASHES, call_it_died_in, fin
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.waiting import is_echo
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, site_location, verb
-from ddpdoctor.finding import Location, Trouble
+from ddpdoctor.finding import Location, Trouble, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import Wait
@@ -27,6 +27,7 @@ from ddpdoctor.record.streams.collectives import Wait
 
 Blame = Literal["program", "machine", "nobody"]
 _KERNEL = "Run the program with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel."
+_REBOOT = "Drain the node and reset the GPU or reboot; if it comes again, update driver and firmware."
 _RESET = "Drain the node and reset the GPU (`nvidia-smi --gpu-reset`); replace it if the event comes again."
 
 
@@ -66,16 +67,8 @@ XIDS = {
     92: Xid("many corrected memory errors", "nobody", "Nothing failed yet; watch the GPU."),
     94: Xid("an uncorrectable memory error that hit one program", "machine", _RESET),
     95: Xid("an uncorrectable memory error that hit all programs", "machine", _RESET),
-    119: Xid(
-        "its system processor does not answer",
-        "machine",
-        "Drain the node and reset the GPU or reboot; if it comes again, update driver and firmware.",
-    ),
-    120: Xid(
-        "its system processor failed",
-        "machine",
-        "Drain the node and reset the GPU or reboot; if it comes again, update driver and firmware.",
-    ),
+    119: Xid("its system processor does not answer", "machine", _REBOOT),
+    120: Xid("its system processor failed", "machine", _REBOOT),
     140: Xid("an uncorrectable memory error", "machine", _RESET),
 }
 """By number, as in NVIDIA's list of Xid errors."""
@@ -328,11 +321,7 @@ def killed_rank(record: RunRecord) -> Iterator[Verdict]:
 def _death(rank: int, number: int | None) -> str:
     if number is None:
         return f"the process of rank {rank} ended without an exception or an exit code"
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return f"rank {rank} was killed by {name}"
+    return f"rank {rank} was killed by {signal_name(number)}"
 
 
 def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:

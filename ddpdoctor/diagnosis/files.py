@@ -17,10 +17,10 @@ from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list, site_location
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Location, Severity, Trouble
+from ddpdoctor.finding import Location, Severity, Trouble, grouped
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
-from ddpdoctor.record.streams.setup import CheckpointLoad, StateNames
+from ddpdoctor.record.streams.setup import StateNames
 from ddpdoctor.record.streams.training import Access
 
 # How the ranks load checkpoints: onto which GPU, and into names that fit.
@@ -33,11 +33,8 @@ def judge_map_locations(record: RunRecord) -> Iterator[Verdict]:
     only: what the ranks of a rehearsal save themselves says nothing of a job on GPUs.
     """
     own = {event.path for event in record.files if event.action in ("save", "create", "write", "rename")}
-    lines: dict[int, list[CheckpointLoad]] = {}
-    for load in record.checkpoint_loads:
-        lines.setdefault(load.site, []).append(load)
     said: set[Location] = set()
-    for site, loads in lines.items():
+    for site, loads in grouped(record.checkpoint_loads, lambda load: load.site).items():
         location = site_location(record.site(site))
         if location is None:
             continue
@@ -76,10 +73,7 @@ def judge_prefixes(record: RunRecord) -> Iterator[Verdict]:
 
     A load that raised and was caught, or that was followed by one that fitted, was put right by the script.
     """
-    lines: dict[int, list[StateNames]] = {}
-    for state in record.state_names:
-        lines.setdefault(state.site, []).append(state)
-    for site, states in lines.items():
+    for site, states in grouped(record.state_names, lambda state: state.site).items():
         location = site_location(record.site(site))
         wrong = [state for state in states if max(state.too_long, state.too_short) and not _put_right(record, state)]
         if location is None:
@@ -302,16 +296,15 @@ def races(record: RunRecord) -> tuple[Race, ...]:
     """Return every race of a run, at most one for a path, in the order of the paths' first accesses."""
     if len(record.rank_numbers()) < 2:
         return ()
-    by_path: dict[str, list[Access]] = {}
-    for access in sorted(_all_accesses(record), key=lambda entry: entry.time_ns):
-        if access.path and not any(part in access.path for part in _CACHES):
-            by_path.setdefault(access.path, []).append(access)
+    counted = (one for one in _all_accesses(record) if one.path and not any(part in one.path for part in _CACHES))
+    by_path = grouped(sorted(counted, key=lambda access: access.time_ns), lambda access: access.path)
     order = Order(record, tuple(_handovers(record, by_path)))
     locks = (access for access in record.accesses if access.action == "lock" and access.through == "flock")
     locked = {(access.rank, access.time_ns) for access in locks}
     found = []
     for path, accesses in by_path.items():
-        if len({access.rank for access in accesses}) < 2 or _is_lock(accesses):
+        is_lock = len({access.rank for access in accesses if access.action == "lock"}) > 1
+        if len({access.rank for access in accesses}) < 2 or is_lock:
             continue
         race = _Path(record, order, locked, path, accesses).race()
         # What happens to a log or a hidden directory matters to nobody, unless a rank dies of it.
@@ -335,10 +328,6 @@ def _all_accesses(record: RunRecord) -> Iterator[Access]:
             )
 
 
-def _is_lock(accesses: Sequence[Access]) -> bool:
-    return len({access.rank for access in accesses if access.action == "lock"}) > 1
-
-
 def _handovers(record: RunRecord, by_path: dict[str, list[Access]]) -> Iterator[Handover]:
     """A rank that asked for a path until it was there has waited for the rank that made it."""
     for accesses in by_path.values():
@@ -356,19 +345,14 @@ def _handovers(record: RunRecord, by_path: dict[str, list[Access]]) -> Iterator[
                     yield Handover(from_rank=maker.rank, from_ns=maker.time_ns, to_rank=check.rank, to_ns=check.time_ns)
 
 
-class _Path:
+class _Path(msgspec.Struct, frozen=True):
     """The accesses of the ranks to one path."""
 
-    def __init__(
-        self, record: RunRecord, order: Order, locked: set[tuple[int, int]], path: str, accesses: list[Access]
-    ) -> None:
-        self._record = record
-        self._order = order
-        self._locked = locked
-        self._path = path
-        self._accesses = accesses
-        steps = [forward.time_ns for forward in record.forwards if forward.training and forward.gradients]
-        self._training_ns = min(steps, default=0)
+    record: RunRecord
+    order: Order
+    locked: set[tuple[int, int]]
+    path: str
+    accesses: list[Access]
 
     def race(self) -> Race | None:
         """Return the race at this path, the most specific one first."""
@@ -376,7 +360,9 @@ class _Path:
 
     def _prepared(self) -> Race | None:
         """Every rank prepares the same data before training: fetches it, or writes what is read, unless it is there."""
-        writes = [write for write in self._with("write") if not 0 < self._training_ns < write.time_ns]
+        steps = [forward.time_ns for forward in self.record.forwards if forward.training and forward.gradients]
+        training_ns = min(steps, default=0)
+        writes = [write for write in self._with("write") if not 0 < training_ns < write.time_ns]
         for write in writes:
             asked = {check.site for check in self._with("check") if check.rank == write.rank}
             is_cache = bool(self._with("read")) and (bool(asked) or write.through != "save")
@@ -429,33 +415,33 @@ class _Path:
         return None
 
     def _with(self, *actions: str) -> list[Access]:
-        return [access for access in self._accesses if access.action in actions]
+        return [access for access in self.accesses if access.action in actions]
 
     def _clash(self, one: Access, other: Access) -> bool:
         if one.rank == other.rank or (self._holds_lock(one) and self._holds_lock(other)):
             return False
-        return self._order.unordered(one.rank, one.time_ns, other.rank, other.time_ns)
+        return self.order.unordered(one.rank, one.time_ns, other.rank, other.time_ns)
 
     def _holds_lock(self, access: Access) -> bool:
-        return any(rank == access.rank and time_ns <= access.time_ns for rank, time_ns in self._locked)
+        return any(rank == access.rank and time_ns <= access.time_ns for rank, time_ns in self.locked)
 
     def _death(self, access: Access) -> RankException | None:
         """Return the operating system's exception over this path that ended the rank, if it came of this access."""
-        rank = self._record.of_rank(access.rank)
+        rank = self.record.of_rank(access.rank)
         raised = root_exception(rank) if rank is not None else None
         if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):
             return None
         named = _NAMED.findall(raised.message)
-        same = any(PurePath(self._path).parts[-len(PurePath(name).parts) :] == PurePath(name).parts for name in named)
+        same = any(PurePath(self.path).parts[-len(PurePath(name).parts) :] == PurePath(name).parts for name in named)
         return raised if same else None
 
     def _found(self, trouble: PathTrouble, first: Access, second: Access, died: RankException | None = None) -> Race:
         ranks = {first.rank, second.rank}
         if trouble == "download-race":
-            ranks |= {access.rank for access in self._accesses if access.site in (first.site, second.site)}
+            ranks |= {access.rank for access in self.accesses if access.site in (first.site, second.site)}
         return Race(
             trouble=trouble,
-            path=self._path,
+            path=self.path,
             first=first,
             second=second,
             ranks=tuple(sorted(ranks)),
@@ -489,12 +475,9 @@ _DOES = {"make": "make", "remove": "delete", "move": "rename"}
 
 def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[Verdict]:
     """Yield the races for which a check speaks, once for each pair of lines, then the lines without one."""
-    groups: dict[tuple[int, int], list[Race]] = {}
-    for race in races(record):
-        if race.trouble == trouble:
-            groups.setdefault((race.first.site, race.second.site), []).append(race)
+    own = [race for race in races(record) if race.trouble == trouble]
     racing: set[Location] = set()
-    for found in groups.values():
+    for found in grouped(own, lambda race: (race.first.site, race.second.site)).values():
         verdict = _verdict(record, trouble, found)
         racing |= set(verdict.places)
         yield verdict
@@ -515,7 +498,9 @@ def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) 
         sentence=_sentence(trouble, first, second, ranks, name) + died,
         locations=tuple(dict.fromkeys(places)),
         ranks=ranks,
-        because=tuple(_fact(record, access, race.path) for access in _by_time(first, second)),
+        because=tuple(
+            _fact(record, access, race.path) for access in sorted((first, second), key=lambda access: access.time_ns)
+        ),
         severity=Severity.ERROR if race.died is not None else None,
     )
 
@@ -542,20 +527,13 @@ def _fact(record: RunRecord, access: Access, path: str) -> Reason:
     return text, site_location(site), {}, access.rank
 
 
-def _by_time(*accesses: Access) -> list[Access]:
-    return sorted(accesses, key=lambda access: access.time_ns)
-
-
 def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Location, str]]:
     """Lines at which two ranks certainly do not race, in a run in which every rank reached its end."""
     if record.job.stop_reason or not all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks):
         return
-    by_path: dict[str, list[Access]] = {}
-    for access in record.accesses:
-        by_path.setdefault(access.path, []).append(access)
     racing = {race.path for race in races(record)}
     lines: dict[int, list[str]] = {}
-    for path, accesses in by_path.items():
+    for path, accesses in grouped(record.accesses, lambda access: access.path).items():
         writers = {access.rank for access in accesses if access.action == "write"}
         writers |= {event.rank for event in record.files if event.path == path and event.action == "save"}
         for access in accesses:

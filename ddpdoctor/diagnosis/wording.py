@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import count as count
 from ddpdoctor.finding import rank_list as rank_list
 
 if TYPE_CHECKING:
@@ -90,11 +91,6 @@ def details(signature: Signature) -> str:
     if signature.root is not None and signature.kind not in _PEER_WORDS:
         parts.append(f"root {signature.root}")
     return ", ".join(parts)
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """Write a number of things: ``1 path``, ``1,024 batches``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def elements(signature: Signature) -> str:

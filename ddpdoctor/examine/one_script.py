@@ -43,7 +43,7 @@ from ddpdoctor.examine.rehearsal_variants import (
     with_variant,
 )
 from ddpdoctor.finding import Finding, Location, Severity, Trouble, same_file, shown_path, with_fingerprints
-from ddpdoctor.findings import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
+from ddpdoctor.findings import SUSPECTED, confirmed, merge, unrefuted
 from ddpdoctor.launch.request import Layout, Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part
@@ -372,11 +372,10 @@ def conclude(
     """
     suspicions, refutations = unrefuted(
         [finding for result in results for finding in result.from_source],
-        [Refutation(result.code, refuted) for result in results for refuted in result.refuted],
+        [(result.code, refuted) for result in results for refuted in result.refuted],
     )
-    suspicions = confirmed(
-        suspicions, [Confirmation(result.code, one) for result in results for one in result.confirmed]
-    )
+    confirmations = [(result.code, one) for result in results for one in result.confirmed]
+    suspicions = tuple(confirmed(suspicions, confirmations))
     seen = [finding for result in results for finding in result.from_run]
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))

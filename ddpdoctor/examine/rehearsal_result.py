@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import shlex
-import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +16,7 @@ from ddpdoctor.examine.another_try import USAGE
 from ddpdoctor.examine.missing_modules import ELSEWHERE, lacking_packages, module_hint
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
-from ddpdoctor.finding import Fact, Finding, Location, Trouble, rank_list, shown_path
+from ddpdoctor.finding import Fact, Finding, Location, Trouble, rank_list, shown_path, signal_name
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 
@@ -415,7 +414,7 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
         reason += f": {message}" if message else ""
         told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
     elif first.signal:
-        reason = f"rank {first.rank} was killed by {_signal_name(first.signal)}"
+        reason = f"rank {first.rank} was killed by {signal_name(first.signal)}"
     else:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{rank_list(same)} left with exit code {first.exit_code}"
@@ -484,13 +483,6 @@ def _like(one: RankException | None, other: RankException) -> bool:
 
 def _at(raised: RankException, root: str) -> str:
     return f" at {shown_path(raised.frames[0].file, root)}:{raised.frames[0].line}" if raised.frames else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _any_output(record: RunRecord) -> str:

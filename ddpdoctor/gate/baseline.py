@@ -73,15 +73,13 @@ class _Tool(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
-    tool: _Tool
-    format: int
-    targets: dict[str, _Sealed] = {}
-
-
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     tool: _Tool
     format: int
+
+
+class _File(_Head, frozen=True, kw_only=True):
+    targets: dict[str, _Sealed] = {}
 
 
 def read_baseline(file: Path) -> dict[str, Entry] | None:

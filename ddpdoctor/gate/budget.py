@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import bisect
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import Literal, get_args
 
 import msgspec
@@ -17,7 +19,7 @@ from ddpdoctor.check import Outcome, OutcomeState
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination, Figure, Verdict
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import plain, shown_path
+from ddpdoctor.finding import grouped, plain, shown_path
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Signature
 
@@ -240,17 +242,10 @@ def _model_bytes(wrap: Wrap) -> int:
 
 def _most(rows: Iterable[tuple[tuple[int, ...], ...]]) -> tuple[tuple[int, ...], ...]:
     """Return the largest number of any rank in each window; ranks may have made different numbers of steps."""
-    result: list[list[int]] = []
-    for row in rows:
-        for number, amounts in enumerate(row):
-            if number == len(result):
-                result.append([])
-            for index, amount in enumerate(amounts):
-                if index == len(result[number]):
-                    result[number].append(amount)
-                else:
-                    result[number][index] = max(result[number][index], amount)
-    return tuple(map(tuple, result))
+    return tuple(
+        tuple(max(amounts) for amounts in zip_longest(*of_a_pass, fillvalue=0))
+        for of_a_pass in zip_longest(*rows, fillvalue=())
+    )
 
 
 # The steps of a rehearsal that can be compared between runs, whatever the machine's speed.
@@ -318,14 +313,13 @@ def windows_of(record: RunRecord, rank: int) -> tuple[Window, ...]:
     """
     steps = _step_times(record, rank)
     passes = _pass_of_each(record, rank, steps)
-    pairs = [
-        Window(passes[index], steps[index - 1], steps[index])
-        for index in range(1, len(steps))
-        if passes[index] == passes[index - 1]
-    ]
-    if not pairs:
-        pairs = [Window(0, steps[index - 1], steps[index]) for index in range(1, len(steps))]
-    return tuple(pairs)
+    if all(one != other for one, other in pairwise(passes)):
+        passes = [0] * len(steps)
+    return tuple(
+        Window(own, *between)
+        for (own, other), between in zip(pairwise(passes), pairwise(steps), strict=True)
+        if own == other
+    )
 
 
 def position(windows: Sequence[Window], time_ns: int) -> int | None:
@@ -336,30 +330,20 @@ def position(windows: Sequence[Window], time_ns: int) -> int | None:
 
 def sizes(windows: Sequence[Window]) -> tuple[int, ...]:
     """Return how many windows each training pass has."""
-    counts: dict[int, int] = {}
-    for window in windows:
-        counts[window.training_pass] = counts.get(window.training_pass, 0) + 1
-    return tuple(counts.values())
+    return tuple(Counter(window.training_pass for window in windows).values())
 
 
 def by_pass(windows: Sequence[Window], amounts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Divide one number a window into one row a pass."""
-    rows: dict[int, list[int]] = {}
-    for window, amount in zip(windows, amounts, strict=True):
-        rows.setdefault(window.training_pass, []).append(amount)
-    return tuple(map(tuple, rows.values()))
+    rows = grouped(zip(windows, amounts, strict=True), lambda row: row[0].training_pass)
+    return tuple(tuple(amount for _, amount in row) for row in rows.values())
 
 
 def _step_times(record: RunRecord, rank: int) -> list[int]:
     """Times of the steps of the rank's busiest optimizer: of a generator and its critic that take turns, one's."""
-    times: dict[int, list[int]] = {}
-    for step in record.optimizer_steps:
-        if step.rank == rank:
-            times.setdefault(step.optimizer, []).append(step.time_ns)
-    if not times:
-        return []
-    busiest = min(times, key=lambda optimizer: (-len(times[optimizer]), optimizer))
-    return sorted(times[busiest])
+    steps = grouped((step for step in record.optimizer_steps if step.rank == rank), lambda step: step.optimizer)
+    busiest = min(steps, key=lambda optimizer: (-len(steps[optimizer]), optimizer), default=None)
+    return [] if busiest is None else sorted(step.time_ns for step in steps[busiest])
 
 
 def _pass_of_each(record: RunRecord, rank: int, steps: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Change, Difference, Examination, Figure, GateSection, TimeComparison
-from ddpdoctor.finding import Finding, Location, plain, shown_path, with_fingerprints
+from ddpdoctor.finding import Finding, Location, grouped, plain, shown_path, with_fingerprints
 from ddpdoctor.findings import DIVERGENCES
 from ddpdoctor.gate import budget_growth, reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
@@ -172,11 +172,12 @@ def _moved(changed: dict[Key, tuple[float, float]]) -> list[Key]:
 
 def _edited(changed: dict[Key, tuple[float, float]]) -> list[tuple[Key, Key]]:
     """Lines that were written anew: of one function and doing the same, where there is one such before and one now."""
-    gone: dict[tuple[str, str, str], list[Key]] = {}
-    came: dict[tuple[str, str, str], list[Key]] = {}
-    for key, (was, became) in changed.items():
-        if not (was and became):
-            (gone if was else came).setdefault((key[0], *key[1][:2]), []).append(key)
+
+    def by_function(keys: Iterable[Key]) -> dict[tuple[str, str, str], list[Key]]:
+        return grouped(keys, lambda key: (key[0], *key[1][:2]))
+
+    gone = by_function(key for key, (was, became) in changed.items() if was and not became)
+    came = by_function(key for key, (was, became) in changed.items() if not was)
     return [(gone[kind][0], keys[0]) for kind, keys in came.items() if len(keys) == 1 == len(gone.get(kind, ()))]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
 from ddpdoctor.diagnosis.wording import count, duration_text, place, rank_list
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Fact, Finding, Frame, Severity
+from ddpdoctor.finding import Fact, Finding, Frame, Severity, signal_name
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import (
     BucketView,
@@ -265,10 +264,7 @@ def _end_of(rank: Rank) -> str:
     if rank.end == "left-by-exit" and rank.exit_code is not None:
         return f"exited with code {rank.exit_code}"
     if rank.signal is not None:
-        try:
-            return f"killed by {signal.Signals(rank.signal).name}"
-        except ValueError:
-            return f"killed by signal {rank.signal}"
+        return f"killed by {signal_name(rank.signal)}"
     return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "ended, cause unknown")
 
 

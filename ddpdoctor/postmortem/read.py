@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.files.untrusted import reason_of
+from ddpdoctor.finding import grouped
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import LARGEST_BYTES, DumpError, Dumps
 from ddpdoctor.postmortem.dumps.nccl_reports import REPORT, NcclReports
@@ -361,11 +362,7 @@ def _number_by_layout(logs: Sequence[Found]) -> None:
 
     As ``slurm-123_0.out`` to ``slurm-123_3.out``, or ``0/stderr.log`` to ``3/stderr.log``.
     """
-    families: dict[str, list[Found]] = {}
-    for found in logs:
-        if found.path is not None and found.kind == "log":
-            families.setdefault(_family(found), []).append(found)
-    for family in families.values():
+    for family in grouped((one for one in logs if one.path is not None and one.kind == "log"), _family).values():
         numbers = [re.findall(r"\d+", found.name) for found in family]
         places = [place for place, column in enumerate(zip(*numbers, strict=False)) if len(set(column)) > 1]
         if len(family) < 2 or len(places) != 1 or any(found.rank is not None or found.host for found in family):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ddpdoctor.examination import AutopsySection, Examination
-from ddpdoctor.finding import WENT_ON, Finding, shown_path
+from ddpdoctor.finding import WENT_ON, Finding, count, shown_path
 from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
 from ddpdoctor.report.layout import note_lines, paragraph, to_string
 from ddpdoctor.report.streams import one_line
@@ -47,17 +47,17 @@ def what_was_read(section: AutopsySection) -> str:
     """Say in one line what was read and how long it took."""
     parts = []
     if section.logs:
-        parts.append(f"{_count(section.logs, 'log')} ({_count(section.lines, 'line')})")
+        parts.append(f"{count(section.logs, 'log')} ({count(section.lines, 'line')})")
     if section.dumps:
-        parts.append(_count(section.dumps, "flight-recorder dump"))
+        parts.append(count(section.dumps, "flight-recorder dump"))
     if section.error_files:
-        parts.append(_count(section.error_files, "error file"))
+        parts.append(count(section.error_files, "error file"))
     if section.runs:
-        parts.append(_count(section.runs, "recorded run"))
+        parts.append(count(section.runs, "recorded run"))
     if section.processes:
-        parts.append(f"the stacks of {_count(section.processes, 'process', 'processes')}")
+        parts.append(f"the stacks of {count(section.processes, 'process', 'processes')}")
     read = " and ".join(parts) or "nothing"
-    ranks = f": {_count(len(section.ranks), 'rank')}" if section.ranks else ""
+    ranks = f": {count(len(section.ranks), 'rank')}" if section.ranks else ""
     attempts = f", started {section.attempts} times" if section.attempts > 1 else ""
     return f"Read {read} in {section.seconds:.2f} s{ranks}{attempts}."
 
@@ -79,7 +79,3 @@ def _echo(finding: Finding, root: str) -> str:
     place = f" ({shown_path(finding.location.file, root)}:{finding.location.line})" if finding.location else ""
     known = finding.location is not None and f":{finding.location.line}" in finding.title
     return one_line(finding.title.removesuffix(WENT_ON) + ("" if known else place))
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdoctor.check import LoadedCheck
+from ddpdoctor.finding import Severity, grouped
 
 SECTIONS = ("What it finds", "Why it is bad", "Example", "Remedy", "When it is wrong", "References")
 """The sections of a check's docstring, in their order, below its one-sentence summary."""
@@ -86,19 +87,13 @@ def _filled(text: str) -> list[str]:
 
 def _severities(check: LoadedCheck) -> str:
     """Say how bad it is by what it was seen in, as in ``warning in the source, error in the rehearsal or run``."""
-    bases: dict[str, list[str]] = {}
-    for basis, severity in check.check.severity.items():
-        bases.setdefault(severity.value, []).append(basis)
-    return ", ".join(f"{severity} in the {_or(words)}" for severity, words in bases.items())
-
-
-def _or(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    severities = check.check.severity
+    bases = grouped(severities, lambda basis: severities[basis].value)
+    told = (" or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) for words in bases.values())
+    return ", ".join(f"{severity} in the {words}" for severity, words in zip(bases, told, strict=True))
 
 
 def _worst(check: LoadedCheck) -> str:
-    from ddpdoctor.finding import Severity
-
     return next(severity.value for severity in Severity if severity in check.check.severity.values())
 
 

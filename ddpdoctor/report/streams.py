@@ -172,7 +172,7 @@ def result_width(*, on_stderr: bool = False) -> int:
 def live_progress() -> Iterator[Callable[[Progress], None]]:
     """Show the latest progress in one live line on stderr while the context is open; silent when it is no terminal."""
     if not _is_terminal(sys.stderr):
-        yield _ignore
+        yield lambda progress: None
         return
     from rich.console import Console
     from rich.text import Text
@@ -185,10 +185,6 @@ def live_progress() -> Iterator[Callable[[Progress], None]]:
             status.update(Text(f"{one_line(progress.phase)}{steps} ({progress.seconds:.0f} s)"))
 
         yield show
-
-
-def _ignore(progress: Progress) -> None:
-    """Show nothing."""
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -6,7 +6,6 @@ import bdb
 import inspect
 import os
 import pickle
-import signal
 import socket
 import sys
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from _pytest.outcomes import Failed
 
+from ddpdoctor.finding import signal_name
 from ddpdoctor.testing import ranks
 from ddpdoctor.testing.comparisons import settings_of
 from ddpdoctor.testing.hooks import DdpMark, asked_of, mark_of
@@ -82,10 +82,7 @@ def _how(rank: RankEnd, outcome: str) -> str:
     if outcome == "gone":
         status = rank.status or 0
         if status < 0:
-            try:
-                return f"was ended by {signal.Signals(-status).name}"
-            except ValueError:
-                return f"was ended by signal {-status}"
+            return f"was ended by {signal_name(-status)}"
         return f"left its process with exit code {status}"
     if outcome == "running":
         return "was still running, and was ended"

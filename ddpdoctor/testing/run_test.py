@@ -76,7 +76,8 @@ def run_test(warm: WarmRanks, body: Body, lend_terminal: Callable[[socket.socket
     processes = warm.of(body.device, body.nproc)
     directory = Path(tempfile.mkdtemp(dir=warm.directory))
     try:
-        run = _Run(directory, body, warm, processes, lend_terminal)
+        end = TestEnd([RankEnd(rank) for rank in range(body.nproc)])
+        run = _Run(directory, body, warm, processes, lend_terminal, end)
         try:
             return run.to_its_end()
         finally:
@@ -85,30 +86,23 @@ def run_test(warm: WarmRanks, body: Body, lend_terminal: Callable[[socket.socket
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        directory: Path,
-        body: Body,
-        warm: WarmRanks,
-        processes: list[WarmRank],
-        lend_terminal: Callable[[socket.socket], bool],
-    ) -> None:
-        self._directory = directory
-        self._body = body
-        self._warm = warm
-        self._processes = processes
-        self._lend_terminal = lend_terminal
-        self._talks: dict[int, socket.socket] = {}
-        self._in_place: set[int] = set()
-        """Ranks whose warm process runs the body itself, and is used up by it."""
-        self._end = TestEnd([RankEnd(rank) for rank in range(body.nproc)])
-        self._judged: JudgedRanks | None = None
-        self._ending = False
-        """What ends now does so because it was told to."""
-        self._started_s = 0.0
-        self._lent_s = 0.0
-        """How long ranks had the terminal: it does not count."""
+    _directory: Path
+    _body: Body
+    _warm: WarmRanks
+    _processes: list[WarmRank]
+    _lend_terminal: Callable[[socket.socket], bool]
+    _end: TestEnd
+    _talks: dict[int, socket.socket] = field(default_factory=dict)
+    _in_place: set[int] = field(default_factory=set)
+    """Ranks whose warm process runs the body itself, and is used up by it."""
+    _judged: JudgedRanks | None = None
+    _ending: bool = False
+    """What ends now does so because it was told to."""
+    _started_s: float = 0.0
+    _lent_s: float = 0.0
+    """How long ranks had the terminal: it does not count."""
 
     def to_its_end(self) -> TestEnd:
         """Start, watch, and collect."""
@@ -232,7 +226,8 @@ class _Run:
         message = json.loads(content)
         if "error" in message:
             end.result = {"outcome": "failed", "echo": False, "text": message["error"], "warnings": []}
-            end.result["reason"] = f"the test's modules cannot be imported on the rank: {_last_line(message['error'])}"
+            last = next((line for line in reversed(message["error"].splitlines()) if line.strip()), "")
+            end.result["reason"] = f"the test's modules cannot be imported on the rank: {last}"
             end.is_over = True
         elif "started" in message:
             end.pid = int(message["started"])
@@ -307,7 +302,3 @@ class _Run:
         else:
             data.add_lines({file: measured.lines(file) or () for file in files})
         data.add_file_tracers({file: name for file in files if (name := measured.file_tracer(file))})
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

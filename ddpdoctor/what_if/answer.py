@@ -67,7 +67,7 @@ def remedies(observed: Observed) -> Iterator[Remedy]:
     if observed.synchronised > 1 and observed.micro_batches > 1:
         singles.append(Settings(accumulation=round(observed.micro_batches)))
     singles += [Settings(accumulation=round(observed.micro_batches * times)) for times in ACCUMULATIONS]
-    if not _all_wraps(observed, "gradient_as_bucket_view"):
+    if not all(bool(wrap.options.get("gradient_as_bucket_view")) for wrap in observed.record.wraps):
         singles.append(Settings(gradient_as_bucket_view=True))
     if any(meeting.kind == BUFFERS for meeting in observed.meetings):
         singles.append(Settings(broadcast_buffers=False))
@@ -279,10 +279,6 @@ def _site(observed: Observed, site: int) -> Location | None:
 def _wrap_line(observed: Observed) -> Location | None:
     wraps = [wrap for wrap in observed.record.wraps if wrap.site >= 0]
     return _site(observed, wraps[-1].site) if wraps else None
-
-
-def _all_wraps(observed: Observed, option: str) -> bool:
-    return all(bool(wrap.options.get(option)) for wrap in observed.record.wraps)
 
 
 _PARTS = {

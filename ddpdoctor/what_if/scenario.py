@@ -94,7 +94,8 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
     if not assumption.hides:
         shares = (0.0,) * len(layout)
     sent = [size * per_byte_share for size in layout]
-    if observed.gradients.unused_map_bytes and not _drops_unused(settings):
+    drops_unused = settings.find_unused_parameters is False or settings.static_graph is True
+    if observed.gradients.unused_map_bytes and not drops_unused:
         sent, shares = [*sent, observed.gradients.unused_map_bytes], (*shares, 0.0)
     if len(ranks) < 2:
         sent, shares = [], ()
@@ -338,10 +339,6 @@ def _meetings(
         else:
             after += took_ns
     return before, after
-
-
-def _drops_unused(settings: Settings) -> bool:
-    return settings.find_unused_parameters is False or settings.static_graph is True
 
 
 # Predicts what a change makes of a step, with the interval in which the truth is expected.

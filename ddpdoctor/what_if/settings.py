@@ -199,27 +199,16 @@ def parse(words: Iterable[str]) -> Settings:
     return settings
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError as error:
-            raise ValueError("expected a whole number") from error
-        if not least <= value <= most:
-            raise ValueError(f"expected a whole number from {least:,} to {most:,}")
-        return value
+def _number(least: float, most: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
+    what, form = ("a whole number", ",") if kind is int else ("a number", "g")
 
-    return read
-
-
-def _number(least: float, most: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError as error:
-            raise ValueError("expected a number") from error
+            raise ValueError(f"expected {what}") from error
         if not least <= value <= most:
-            raise ValueError(f"expected a number from {least:g} to {most:g}")
+            raise ValueError(f"expected {what} from {least:{form}} to {most:{form}}")
         return value
 
     return read
@@ -249,10 +238,10 @@ def shown(value: Any) -> str:
 
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "straggler": (_word("none"), "none"),
-    "workers": (_whole(1, 1_024), "4"),
+    "workers": (_number(1, 1_024, int), "4"),
     "bucket_cap_mb": (_number(0.001, 1e6), "100"),
     "first_bucket": (_flag, "true"),
-    "accumulation": (_whole(1, 10_000), "4"),
+    "accumulation": (_number(1, 10_000, int), "4"),
     "gradient_as_bucket_view": (_flag, "true"),
     "broadcast_buffers": (_flag, "false"),
     "static_graph": (_flag, "true"),
@@ -264,8 +253,8 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "host_syncs": (_word("dropped"), "dropped"),
     "link_gbit_per_s": (_number(1e-3, 1e6), "100"),
     "link_speed": (_number(1e-3, 1e3), "2"),
-    "ranks": (_whole(1, MOST_RANKS), "64"),
-    "nodes": (_whole(1, MOST_RANKS), "8"),
+    "ranks": (_number(1, MOST_RANKS, int), "64"),
+    "nodes": (_number(1, MOST_RANKS, int), "8"),
     "internode_gbit_per_s": (_number(1e-3, 1e6), "100"),
     "internode_latency_us": (_number(0, 1e6), "20"),
     "scaling": (_word("weak", "strong"), "strong"),

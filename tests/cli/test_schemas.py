@@ -20,8 +20,8 @@ from ddpdoctor.examination import AutopsySection, Examination, FirstCause
 from ddpdoctor.finding import Gain
 from ddpdoctor.report.explanation import as_json
 from ddpdoctor.report.formats import json as json_report
-from ddpdoctor.report.formats.json import HEAD, indented
-from ddpdoctor.report.run import compare_text, run_json, scaling_text, what_if_text
+from ddpdoctor.report.formats.json import HEAD, indented, of_result
+from ddpdoctor.report.run import compare_text, run_json
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import MeasuredScaling, ScalingRun, points_of
 from tests.demo.job import demo_snapshot
@@ -64,12 +64,12 @@ def compared() -> str:
 
 def predicted() -> str:
     slow = bucketed(4, 60, slower={2: {"forward": 30.0}}, durations={**EVEN, "data_wait": 20.0})
-    return what_if_text.as_json(what_if(record_of(slow)))
+    return of_result(what_if(record_of(slow)))
 
 
 def scaled() -> str:
     runs = [ScalingRun(ranks=ranks, run_directory="/run", step_ns=1e6, samples_per_s=10.0 * ranks) for ranks in (1, 2)]
-    return scaling_text.as_json(MeasuredScaling(name="train.py", points=points_of(runs), notes=("a",)))
+    return of_result(MeasuredScaling(name="train.py", points=points_of(runs), notes=("a",)))
 
 
 WRITTEN: dict[str, tuple[str, Callable[[], str]]] = {

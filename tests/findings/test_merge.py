@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
-from ddpdoctor.findings import Refutation, merge, unrefuted
+from ddpdoctor.findings import merge, unrefuted
 from tests.report.examples import TRAIN, at, finding, hang, unsharded, unsharded_seen
 
 
@@ -121,7 +121,7 @@ def test_two_suspicions_confirmed_by_one_divergence_are_one_finding() -> None:
 def test_a_refutation_drops_the_suspicion_of_the_same_check_at_the_same_place_only() -> None:
     other = finding("DDP601", "save-on-all-ranks", Severity.WARNING, at(14))
     elsewhere = finding("DDP101", "missing-distributed-sampler", Severity.WARNING, at(20))
-    refutation = Refutation("DDP101", Refuted(location=at(15), reason="the ranks draw different samples"))
+    refutation = ("DDP101", Refuted(location=at(15), reason="the ranks draw different samples"))
     kept, (cleared,) = unrefuted([unsharded(), other, elsewhere], [refutation])
     assert kept == (other, elsewhere)
     assert (cleared.code, cleared.location) == ("DDP101", unsharded().location)

@@ -88,7 +88,7 @@ def test_the_table_leaves_out_the_shortest_times_where_lines_are_narrow(width: i
 def test_a_rank_that_broke_the_job_is_not_said_to_be_late(state: Any, late: list[str]) -> None:
     snapshot = _snapshot(_record(), 4 * SECOND_NS, findings=(FindingView(finding=FINDING, since_ns=1),))
     snapshot = msgspec.structs.replace(snapshot, verdict=msgspec.structs.replace(snapshot.verdict, state=state))
-    assert [bar.label for bar in html.phase_bars(snapshot) if bar.is_late] == late
+    assert [bar["label"] for bar in html.phase_bars(snapshot) if bar["is_late"]] == late
 
 
 def test_the_text_begins_with_verdict_why_and_next_and_fits_its_width() -> None:

@@ -121,6 +121,17 @@ def beside(left: Sequence[Line], right: Sequence[Line], left_width: int, gap: in
     ]
 
 
+def in_columns(blocks: Sequence[Sequence[Line]], columns: int, width: int, gap: int) -> list[Line]:
+    """Return blocks of one width beside each other, so many in a row, with an empty line below each row."""
+    lines: list[Line] = []
+    for start in range(0, len(blocks), columns):
+        row: list[Line] = []
+        for number, block in enumerate(blocks[start : start + columns]):
+            row = beside(row, block, number * (width + gap) - gap, gap) if number else [*block]
+        lines += [*row, EMPTY]
+    return lines
+
+
 def joined(signs: Iterable[Cell]) -> Line:
     """Return the same text with one cell for those in a row that are in one role."""
     return tuple(Cell("".join(sign.text for sign in run), role) for role, run in groupby(signs, lambda sign: sign.role))

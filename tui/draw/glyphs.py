@@ -13,50 +13,29 @@ from rich.style import Style
 Tone = Literal["dark", "light", "none"]
 PHASES = ("data", "forward", "backward", "waiting", "transfer", "explicit", "optimizer", "other")
 
-_DARK = {
-    "background": "#11151a",
-    "cursor": "#24303d",
-    "text": "#d5dbe1",
-    "strong": "#ffffff",
-    "dim": "#8a949e",
-    "faint": "#4a545e",
-    "good": "#2fb58a",
-    "warning": "#f0b429",
-    "bad": "#ff6f3c",
-    "advice": "#66b8e8",
-    "accent": "#66b8e8",
-    "data": "#e69f00",
-    "forward": "#3d8fd1",
-    "backward": "#66b8e8",
-    "waiting": "#ff6f3c",
-    "transfer": "#d583b3",
-    "explicit": "#f0e442",
-    "optimizer": "#2fb58a",
-    "other": "#78828c",
-    "on_fill": "#0b0e11",
+_HUES = {
+    "background": ("#11151a", "#fbfaf7"),
+    "cursor": ("#24303d", "#dfe7ee"),
+    "text": ("#d5dbe1", "#22272c"),
+    "strong": ("#ffffff", "#000000"),
+    "dim": ("#8a949e", "#667079"),
+    "faint": ("#4a545e", "#b4bbc2"),
+    "good": ("#2fb58a", "#00745a"),
+    "warning": ("#f0b429", "#9a6400"),
+    "bad": ("#ff6f3c", "#bf3f00"),
+    "advice": ("#66b8e8", "#005f9e"),
+    "accent": ("#66b8e8", "#005f9e"),
+    "data": ("#e69f00", "#d18f00"),
+    "forward": ("#3d8fd1", "#1f78b8"),
+    "backward": ("#66b8e8", "#58ade0"),
+    "waiting": ("#ff6f3c", "#d55e00"),
+    "transfer": ("#d583b3", "#c06a9c"),
+    "explicit": ("#f0e442", "#c9bb1a"),
+    "optimizer": ("#2fb58a", "#009e73"),
+    "other": ("#78828c", "#98a1a9"),
+    "on_fill": ("#0b0e11", "#ffffff"),
 }
-_LIGHT = {
-    "background": "#fbfaf7",
-    "cursor": "#dfe7ee",
-    "text": "#22272c",
-    "strong": "#000000",
-    "dim": "#667079",
-    "faint": "#b4bbc2",
-    "good": "#00745a",
-    "warning": "#9a6400",
-    "bad": "#bf3f00",
-    "advice": "#005f9e",
-    "accent": "#005f9e",
-    "data": "#d18f00",
-    "forward": "#1f78b8",
-    "backward": "#58ade0",
-    "waiting": "#d55e00",
-    "transfer": "#c06a9c",
-    "explicit": "#c9bb1a",
-    "optimizer": "#009e73",
-    "other": "#98a1a9",
-    "on_fill": "#ffffff",
-}
+"""By role on a dark background, and on a light one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +62,7 @@ def palette_of(tone: Tone) -> Palette:
     """Return the palette of a tone."""
     if tone == "none":
         return Palette("", "", _colourless())
-    hues = _DARK if tone == "dark" else _LIGHT
+    hues = {role: dark if tone == "dark" else light for role, (dark, light) in _HUES.items()}
     return Palette(hues["background"], hues["text"], _coloured(hues))
 
 
@@ -131,55 +110,37 @@ def _colourless() -> dict[str, Style]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glyphs:
-    """One set of signs; each is one column wide."""
+    """One set of signs, full Unicode by default; each is one column wide."""
 
-    levels: str
+    levels: str = " ▁▂▃▄▅▆▇█"
     """From nothing to full, for sparklines and strips; 9 signs."""
-    full: str
+    full: str = "█"
     """A bar."""
-    empty: str
+    empty: str = "░"
     """The rest of a bar."""
-    limit: str
+    limit: str = "│"
     """A mark in a bar."""
-    rule: str
+    rule: str = "─"
     """A horizontal line."""
-    bar_between: str
+    bar_between: str = "│"
     """A vertical line."""
-    good: str
-    warning: str
-    bad: str
-    advice: str
-    cursor: str
+    good: str = "●"
+    warning: str = "▲"
+    bad: str = "■"
+    advice: str = "○"
+    cursor: str = "▌"
     """Before the row under the cursor."""
-    culprit: str
-    unknown: str
-    dots: str
-    down: str
+    culprit: str = "◀"
+    unknown: str = "—"
+    dots: str = "…"
+    down: str = "↓"
     """A table is sorted from small to great."""
-    up: str
-    plain: bool
+    up: str = "↑"
+    plain: bool = False
     """Nothing but ASCII may be drawn."""
 
 
-UNICODE = Glyphs(
-    levels=" ▁▂▃▄▅▆▇█",
-    full="█",
-    empty="░",
-    limit="│",
-    rule="─",
-    bar_between="│",
-    good="●",
-    warning="▲",
-    bad="■",
-    advice="○",
-    cursor="▌",
-    culprit="◀",
-    unknown="—",
-    dots="…",
-    down="↓",
-    up="↑",
-    plain=False,
-)
+UNICODE = Glyphs()
 ASCII = Glyphs(
     levels=" ..::-=+#",
     full="#",

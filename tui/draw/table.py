@@ -36,6 +36,15 @@ class Column(Generic[Row]):
     """What to sort by; None where the order would mean nothing."""
 
 
+def text_column(
+    name: str, title: str, cell: Callable[[Row], Cell], *, width: int, most: int = 0, importance: int
+) -> Column[Row]:
+    """Return a column of words, the same for any width."""
+    return Column(
+        name=name, title=title, width=width, most=most, importance=importance, cell=lambda row, wide: cell(row)
+    )
+
+
 def figure_column(
     name: str,
     title: str,

@@ -7,9 +7,14 @@ from ddpdoctor.monitor.snapshot import BucketView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import gauge
 from ddpdoctor.tui.draw.figures import bandwidth, calls, count, duration, share, size
-from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
+from ddpdoctor.tui.draw.table import Column, figure_column, paint_table, text_column
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
 from ddpdoctor.tui.view import View
+
+_NOTES = (
+    "time of gradients: from the first bucket launched to the last finished",
+    "bus bandwidth: a lower bound of what each link carries, and what it should",
+)
 
 
 def paint_communication(view: View, width: int, height: int) -> Painting:
@@ -21,14 +26,7 @@ def paint_communication(view: View, width: int, height: int) -> Painting:
         traffic = as_fresh(lines, view, snapshot.measured_at_ns)
     else:
         traffic = [line(Cell("  no communication measured yet", "dim"))]
-    notes = [
-        *paragraph(
-            "time of gradients: from the first bucket launched to the last finished", width - 4, "dim", Cell("  ")
-        ),
-        *paragraph(
-            "bus bandwidth: a lower bound of what each link carries, and what it should", width - 4, "dim", Cell("  ")
-        ),
-    ]
+    notes = [cells for note in _NOTES for cells in paragraph(note, width - 4, "dim", Cell("  "))]
     buckets = _buckets(snapshot.buckets, view, width, height - len(traffic) - 5)
     return stacked(height, [head], traffic, [EMPTY, *notes] if height > 12 else [], [EMPTY], buckets)
 
@@ -64,34 +62,16 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
         )
 
     return [
-        Column(
-            name="kind",
-            title="what",
-            width=12,
-            most=24,
-            importance=1,
-            cell=lambda row, width: Cell(shown(row.kind), "strong"),
-        ),
-        Column(
-            name="group",
-            title="between",
-            width=12,
-            most=28,
-            importance=2,
-            cell=lambda row, width: Cell(shown(row.group)),
-        ),
+        text_column("kind", "what", lambda row: Cell(shown(row.kind), "strong"), width=12, most=24, importance=1),
+        text_column("group", "between", lambda row: Cell(shown(row.group)), width=12, most=28, importance=2),
         figure_column("calls", "calls", lambda row: row.calls_per_step, calls, plain, width=6, importance=4),
         figure_column("bytes", "bytes", lambda row: row.bytes_per_step, size, plain, width=8, importance=3),
         figure_column("time", "time", lambda row: row.ns_per_step, duration, plain, width=8, importance=5),
         figure_column("hidden", "hidden", lambda row: row.overlap_ratio, share, plain, width=6, importance=6),
         figure_column("bandwidth", "bus bandwidth", carried, bandwidth, strong, width=13, importance=7),
         Column(name="limit", title="of limit", width=16, most=30, importance=8, cell=of_limit),
-        Column(
-            name="backend",
-            title="backend",
-            width=7,
-            importance=9,
-            cell=lambda row, width: Cell(shown(row.backend) or glyphs.unknown, "dim"),
+        text_column(
+            "backend", "backend", lambda row: Cell(shown(row.backend) or glyphs.unknown, "dim"), width=7, importance=9
         ),
     ]
 

@@ -6,7 +6,7 @@ from ddpdoctor.finding import Finding, Severity, rank_list
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.figures import span
-from ddpdoctor.tui.draw.table import Column, paint_table
+from ddpdoctor.tui.draw.table import Column, paint_table, text_column
 from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, since_when, stack_lines
 from ddpdoctor.tui.view import View
 
@@ -67,13 +67,8 @@ def _columns(view: View) -> list[Column[FindingView]]:
     return [
         Column(name="severity", title="severity", width=9, importance=1, cell=severity),
         Column(name="title", title="what", width=40, most=-1, importance=2, cell=title),
-        Column(
-            name="name",
-            title="check",
-            width=22,
-            most=32,
-            importance=4,
-            cell=lambda found, width: Cell(shown(found.finding.name), "dim"),
+        text_column(
+            "name", "check", lambda found: Cell(shown(found.finding.name), "dim"), width=22, most=32, importance=4
         ),
         Column(name="since", title="since when", width=19, importance=3, cell=since),
     ]

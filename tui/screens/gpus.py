@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from ddpdoctor.finding import rank_list
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, paragraph, shown, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, in_columns, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import gauge, sparkline
 from ddpdoctor.tui.draw.figures import degrees, megahertz, memory, percent, three, watts
-from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
+from ddpdoctor.tui.draw.table import Column, figure_column, paint_table, text_column
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
 from ddpdoctor.tui.view import View
 
@@ -36,15 +36,7 @@ def paint_gpus(view: View, width: int, height: int) -> Painting:
 
 def _cards(view: View, width: int, columns: int) -> list[Line]:
     card_width = (width - 2 * (columns - 1)) // columns
-    lines: list[Line] = []
-    gpus = view.snapshot.gpus
-    for start in range(0, len(gpus), columns):
-        row: list[Line] = []
-        for number, gpu in enumerate(gpus[start : start + columns]):
-            card = _card(gpu, view, card_width)
-            row = beside(row, card, number * (card_width + 2) - 2) if number else card
-        lines += [*row, EMPTY]
-    return lines
+    return in_columns([_card(gpu, view, card_width) for gpu in view.snapshot.gpus], columns, card_width, 2)
 
 
 def _card(gpu: Gpu, view: View, width: int) -> list[Line]:
@@ -126,14 +118,8 @@ def _columns(view: View) -> list[Column[Gpu]]:
     temperature = of_newest(lambda sample: sample.temperature_c)
     clock = of_newest(lambda sample: sample.sm_clock_mhz)
     return [
-        Column(
-            name="gpu",
-            title="GPU",
-            width=4,
-            importance=1,
-            align="right",
-            cell=lambda gpu, width: Cell(str(gpu.index), "strong"),
-            key=lambda gpu: gpu.index,
+        figure_column(
+            "gpu", "GPU", lambda gpu: gpu.index, str, lambda gpu, text: Cell(text, "strong"), width=4, importance=1
         ),
         Column(
             name="ranks",
@@ -150,13 +136,8 @@ def _columns(view: View) -> list[Column[Gpu]]:
         figure_column("temperature", "temp", temperature, degrees, heat, width=5, importance=4),
         figure_column("clock", "clock", clock, megahertz, figure, width=9, importance=8),
         Column(name="speed", title="speed", width=16, most=30, importance=7, cell=speed),
-        Column(
-            name="name",
-            title="name",
-            width=12,
-            most=24,
-            importance=11,
-            cell=lambda gpu, width: Cell(shown(gpu.name) or glyphs.unknown, "dim"),
+        text_column(
+            "name", "name", lambda gpu: Cell(shown(gpu.name) or glyphs.unknown, "dim"), width=12, most=24, importance=11
         ),
         Column(
             name="history",

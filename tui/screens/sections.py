@@ -16,7 +16,6 @@ from ddpdoctor.tui.view import View
 
 SEVERITY_ROLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.ADVICE: "advice"}
 VERDICT_ROLES = {"healthy": "good", "slow": "warning", "broken": "bad", "unknown": "advice"}
-VERDICT_WORDS = {"healthy": "HEALTHY", "slow": "SLOW", "broken": "BROKEN", "unknown": "UNKNOWN"}
 STACK_FRAMES = 8
 VERDICT_MOST = 3
 """Lines of what is wrong, and of what to do: enough for any sentence of a check at 80 columns."""
@@ -56,12 +55,13 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     """Return what is wrong, for how long, why, and what to do; of the reasons no more than fit into ``most`` lines."""
     verdict, snapshot = view.snapshot.verdict, view.snapshot
     role = VERDICT_ROLES[verdict.state]
-    word = "STALLED" if snapshot.state == "stalled" else VERDICT_WORDS[verdict.state]
+    word = "STALLED" if snapshot.state == "stalled" else verdict.state.upper()
     since = "" if verdict.since_ns is None else lasting(snapshot, verdict.since_ns)
     room = width - 2 - (cell_len(since) + 2 if since else 0)
     text = shown(verdict.text)
     badge = Cell(f" {word} ", f"badge.{role}")
-    told = [_spaced(cells) for cells in paragraph(text[:1].upper() + text[1:], room - 1, "strong", badge, VERDICT_MOST)]
+    told = paragraph(text[:1].upper() + text[1:], room - 1, "strong", badge, VERDICT_MOST)
+    told = [(cells[0], Cell(" "), *cells[1:]) for cells in told]
     if since:
         told[0] = line(*fitted(told[0], room, view.glyphs.dots), Cell(f"  {since}", role))
     steps: list[Line] = []
@@ -73,12 +73,6 @@ def verdict_lines(view: View, width: int, most: int) -> list[Line]:
     room_for_why = max(0, most - len(told) - len(steps))
     edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", f"edge.{role}")
     return [line(edge, *cells) for cells in (*told, *whys[:room_for_why], *steps)]
-
-
-def _spaced(cells: Line) -> Line:
-    """One space between the badge and the text."""
-    head, *rest = cells
-    return (head, Cell(" "), *rest)
 
 
 def lasting(snapshot: Snapshot, since_ns: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.finding import rank_list
 from ddpdoctor.monitor.snapshot import Snapshot, StallSide, StallView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, shown, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, in_columns, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.figures import count, span
 from ddpdoctor.tui.screens.sections import heading, lasting, stack_lines
 from ddpdoctor.tui.view import View
@@ -102,14 +102,7 @@ def _sides(sides: list[StallSide], view: View, width: int) -> list[Line]:
     """Return the places at which ranks stand, beside each other, the culprit's first."""
     columns = max(1, min(len(sides), (width + 3) // (NARROWEST_SIDE + 3)))
     side_width = (width - 3 * (columns - 1)) // columns
-    lines: list[Line] = []
-    for start in range(0, len(sides), columns):
-        row: list[Line] = []
-        for number, side in enumerate(sides[start : start + columns]):
-            block = _side(side, view, side_width)
-            row = beside(row, block, number * (side_width + 3) - 3, 3) if number else block
-        lines += [*row, EMPTY]
-    return lines
+    return in_columns([_side(side, view, side_width) for side in sides], columns, side_width, 3)
 
 
 def _side(side: StallSide, view: View, width: int) -> list[Line]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Mapping
 
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -24,7 +22,7 @@ from ddpdoctor.diagnosis.wording import (
     rank_list,
     verb,
 )
-from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location, is_of_python
+from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location, grouped, is_of_python, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
@@ -190,19 +188,13 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
     for line, times in divergence.times:
-        often = ", ".join(f"{count:,} times on {rank_list(ranks)}" for count, ranks in _by_count(times).items())
+        by_count = grouped(sorted(times), times.__getitem__)
+        often = ", ".join(f"{count:,} times on {rank_list(ranks)}" for count, ranks in by_count.items())
         told.append(Fact(text=f"{place(line)} was run {often}", basis=basis, location=location_of(line)))
     if divergence.culprit is not None:
         text = f"rank {divergence.culprit} {NAMED_BECAUSE} {divergence.culprit_reason}"
         told.append(Fact(text=text, basis=basis, rank=divergence.culprit))
     return tuple(told)
-
-
-def _by_count(times: Mapping[int, int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for rank, count in sorted(times.items()):
-        found.setdefault(count, []).append(rank)
-    return found
 
 
 def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
@@ -243,13 +235,12 @@ def _shown(turns: tuple[NextCall, ...]) -> list[NextCall]:
 
 def _alike(turns: tuple[NextCall, ...]) -> list[list[NextCall]]:
     """Group turns that are the same in everything but the rank."""
-    groups: dict[tuple[object, ...], list[NextCall]] = {}
-    for turn in turns:
-        wait = turn.wait and turn.wait.kind
-        raised = turn.exception or turn.handling
-        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, raised)
-        groups.setdefault(key, []).append(turn)
-    return list(groups.values())
+
+    def said(turn: NextCall) -> tuple[object, ...]:
+        wait, raised = turn.wait and turn.wait.kind, turn.exception or turn.handling
+        return turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, raised
+
+    return list(grouped(turns, said).values())
 
 
 def _call(turn: NextCall) -> str:
@@ -278,7 +269,8 @@ def _doing(turns: list[NextCall]) -> str:
             what = "an exception" if raised is None else f"{raised.type}: {_shortened(headline(raised))}"
             return f"raised {what} at {place(turn.line)}"
         case "signalled":
-            return f"{verb(numbers, 'was', 'were')} killed{_by_signal(turn.signal)}"
+            by = "" if turn.signal is None else f" by {signal_name(turn.signal)}"
+            return f"{verb(numbers, 'was', 'were')} killed{by}"
         case "left-by-exit":
             return f"left with exit code {turn.exit_code}"
         case "finished":
@@ -338,7 +330,7 @@ def _named(subject: str) -> str:
 
 def _aborted_title(divergence: Divergence) -> str:
     """Say which rank died in what, the caller of the disputed call first where it did not."""
-    alike = _alike_in_place(divergence.turns)
+    alike = list(grouped(divergence.turns, _inside).values())
     first = next(turns for turns in alike if any(turn.rank == divergence.died for turn in turns))
     here = [turn for turn in first if turn.rank == divergence.died]
     others = [turns for turns in (*([t for t in first if t not in here],), *alike) if turns and turns is not first]
@@ -369,20 +361,10 @@ def _inside(turn: NextCall) -> str:
     return f"{'in backward ' if is_in_backward(turn) else ''}at {place(turn.line)}"
 
 
-def _alike_in_place(turns: tuple[NextCall, ...]) -> list[list[NextCall]]:
-    groups: dict[str, list[NextCall]] = {}
-    for turn in turns:
-        groups.setdefault(_inside(turn), []).append(turn)
-    return list(groups.values())
-
-
 def _desync_title(divergence: Divergence) -> str:
-    by_step: dict[int, list[NextCall]] = {}
-    for turn in divergence.turns:
-        if turn.row is not None:
-            by_step.setdefault(turn.step, []).append(turn)
-    parts = [f"step {step} of {_ranks(turns)}" for step, turns in by_step.items()]
-    first = next(turn for turn in divergence.turns if turn.row is not None)
+    made = [turn for turn in divergence.turns if turn.row is not None]
+    parts = [f"step {step} of {_ranks(turns)}" for step, turns in grouped(made, lambda turn: turn.step).items()]
+    first = made[0]
     title = f"gradients of different steps are averaged in {_call(first)}: {' with '.join(parts)}"
     if divergence.culprit is None or "backward" not in divergence.culprit_reason:
         return title
@@ -424,12 +406,3 @@ def _not_called(divergence: Divergence, groups: list[list[NextCall]]) -> str | N
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
-
-
-def _by_signal(number: int | None) -> str:
-    if number is None:
-        return ""
-    try:
-        return f" by {signal.Signals(number).name}"
-    except ValueError:
-        return f" by signal {number}"

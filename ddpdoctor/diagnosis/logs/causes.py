@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list, verb
-from ddpdoctor.finding import Frame, Trouble, in_user_code
+from ddpdoctor.finding import Frame, Trouble, grouped, in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence, RankEnding
 
@@ -397,10 +397,8 @@ def _says_less_than_another(one: Incident, incidents: Sequence[Incident]) -> boo
 
 
 def _grouped(incidents: Sequence[Incident]) -> list[tuple[Incident, ...]]:
-    groups: dict[object, list[Incident]] = {}
-    for one in incidents:
-        groups.setdefault(_likeness(one), []).append(one)
-    return [tuple(sorted(group, key=lambda one: one.position)) for group in groups.values()]
+    alike = grouped(incidents, _likeness)
+    return [tuple(sorted(group, key=lambda one: one.position)) for group in alike.values()]
 
 
 def _likeness(one: Incident) -> object:
@@ -425,10 +423,6 @@ def _likeness(one: Incident) -> object:
     return one.trouble, one.type, one.message if one.mixed or not own else own[:1]
 
 
-def _kind(group: Sequence[Incident]) -> str:
-    return group[0].kind
-
-
 def _is_own(one: Incident) -> bool:
     return one.kind in OWN or (one.kind == "no-rendezvous" and _OWN_RENDEZVOUS.search(one.message) is not None)
 
@@ -437,14 +431,17 @@ def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) 
     followed = explained(groups, evidence)
     groups = [group for place, group in enumerate(groups) if place not in followed] or groups
     own = [group for group in groups if _is_own(group[0])]
-    hardware = [group for group in own if _kind(group) in ("gpu", "killed-by-kernel")]
-    if hardware and not any(_surely_before(group[0], hardware[0][0], evidence) for group in own):
+    hardware = [group for group in own if group[0].kind in ("gpu", "killed-by-kernel")]
+    told = [group[0] for group in own]
+    if evidence.ordered:
+        told = [one for one in told if one.type != "launcher" and not _CUDA_ERROR.search(one.message)]
+    if hardware and not any(surely_before(one, hardware[0][0], evidence) for one in told):
         return hardware[0]
     if own:
         return min(own, key=lambda group: _order(group[0], own, evidence))
     for kind in ("timed-out", "stuck", "no-rendezvous", "lost-peer"):
         for group in groups:
-            if _kind(group) == kind:
+            if group[0].kind == kind:
                 return group
     return groups[0]
 
@@ -455,12 +452,6 @@ def _order(one: Incident, groups: Iterable[Sequence[Incident]], evidence: LogEvi
         one.kind == "signalled" and one.signal in (15, None)
     )
     return (weak, one.time_ns if by_time else 0, one.position)
-
-
-def _surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool:
-    if evidence.ordered:
-        return one.position < other.position and one.type != "launcher" and not _CUDA_ERROR.search(one.message)
-    return bool(one.time_ns and other.time_ns) and one.time_ns + ONE_MOMENT_NS < other.time_ns
 
 
 def _judged(
@@ -488,7 +479,7 @@ def _judged(
         for group in groups
         if group is not failed
         and _is_own(group[0])
-        and _kind(group) not in ("left", "interrupted", "ended-from-outside")
+        and group[0].kind not in ("left", "interrupted", "ended-from-outside")
     ]
     doubtful = [group[0] for group in rivals if not _is_later(group[0], cause.first, evidence)]
     doubtful = [one for one in doubtful if one not in cause.behind and cause.first.kind != "gpu"]

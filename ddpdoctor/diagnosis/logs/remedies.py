@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdoctor.diagnosis.failures import number_of, xid
@@ -11,7 +10,7 @@ from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
-from ddpdoctor.finding import Fact, Location, Trouble
+from ddpdoctor.finding import Fact, Location, Trouble, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
@@ -359,7 +358,8 @@ def title(cause: LogCause) -> str:
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
             why = "its time was up" if "timer" in by else "memory had run out"
-            return f"{by} killed {_whom(cause)}{where} because {why}"
+            whom = rank_list(cause.ranks) if cause.ranks else "a process of the job"
+            return f"{by} killed {whom}{where} because {why}"
         case "killed-by-scheduler":
             return _of_scheduler(first)
         case "worker-lost":
@@ -376,10 +376,10 @@ def title(cause: LogCause) -> str:
             return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
         case "no-rendezvous":
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
+    names = next((one.unused for one in cause.incidents if one.unused), ())
     if first.trouble == "unused-parameters":
-        return _of_unused(cause)
+        return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(first)}"
     if first.trouble == "ready-twice":
-        names = next((one.unused for one in cause.incidents if one.unused), ())
         return (
             f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
         )
@@ -453,16 +453,6 @@ def facts(cause: LogCause) -> Iterator[Fact]:
     if len(cause.attempts) > 1:
         text = f"the launcher started the ranks again, and the same happened in {count(len(cause.attempts), 'attempt')}"
         yield Fact(text=text, basis="log", numbers={"attempts": len(cause.attempts)})
-
-
-def signal_name(number: int | None) -> str:
-    """``SIGKILL``; what is known where the number is not."""
-    if not number:
-        return "a signal"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _sentence(one: Incident) -> str:
@@ -574,11 +564,6 @@ def _of_scheduler(one: Incident) -> str:
     )
 
 
-def _of_unused(cause: LogCause) -> str:
-    names = next((one.unused for one in cause.incidents if one.unused), ())
-    return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(cause.first)}"
-
-
 def _parameters(names: Sequence[str]) -> str:
     """Return the parameters by their names, or by their indices where these are known only."""
     shown = ", ".join(names[:UNUSED_SHOWN]) + (
@@ -622,10 +607,6 @@ def _who(cause: LogCause) -> str:
     who = "a rank" if cause.of_training else "a process"
     hosts = {one.host for one in cause.incidents if one.host}
     return f"{who} on {hosts.pop()}" if len(hosts) == 1 else who
-
-
-def _whom(cause: LogCause) -> str:
-    return rank_list(cause.ranks) if cause.ranks else "a process of the job"
 
 
 def _was(cause: LogCause) -> str:

@@ -152,6 +152,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         text = "nothing slow was found, but the communication of gradients could not be measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
+    why = (*figures, *(finding.title for finding in remarks[:_FACTS]))
     longest = max(summary.ranks, key=lambda rank: rank.waiting_ns or 0.0, default=None)
     waiting = (longest.waiting_ns or 0.0) / phases.step_ns if longest else 0.0
     if longest and waiting > _MOSTLY:
@@ -162,10 +163,12 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(
             state="slow",
             text=f"{rank_list((longest.rank,))} waits {waiting:.0%} of the step for the others",
-            why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+            why=why,
             next="Check what the ranks do in long steps; they may be late in turns.",
         )
-    held = _communication_share(summary, phases)
+    # What part of the step a rank is held up by communication, the waiting for others included.
+    apart_ns = phases.explicit_ns if phases.exposed_transfer_ns is not None else 0.0
+    held = summary.exposed_share + apart_ns / phases.step_ns
     if held > _MUCH:
         known = [finding for finding in remarks if finding.gain is not None and finding.gain.low > 1.0]
         if known:
@@ -173,7 +176,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(
             state="slow",
             text=f"{held:.0%} of the step is communication that no computation hides",
-            why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+            why=why,
             next=remarks[0].remedy if remarks else "Check which group and which collective takes the time.",
         )
     waits = "no rank keeps the others waiting"
@@ -188,15 +191,9 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     return RunVerdict(
         state="healthy",
         text=text,
-        why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
+        why=why,
         next=remarks[0].remedy if remarks else todo,
     )
-
-
-def _communication_share(summary: RunSummary, phases: Phases) -> float:
-    """Return what part of the step a rank is held up by communication, the waiting for others included."""
-    apart_ns = phases.explicit_ns if phases.exposed_transfer_ns is not None else 0.0
-    return (summary.exposed_share or 0.0) + apart_ns / phases.step_ns
 
 
 def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Location, grouped
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
 
@@ -43,9 +43,7 @@ def loaders_on_all_ranks(record: RunRecord) -> Iterator[LoaderOnRanks]:
     ranks = record.rank_numbers()
     if len(ranks) < 2:
         return
-    passes: dict[tuple[int, int], list[Pass]] = {}
-    for entry in record.passes:
-        passes.setdefault((entry.rank, entry.loader), []).append(entry)
+    passes = grouped(record.passes, lambda entry: (entry.rank, entry.loader))
     places: dict[tuple[int, int], dict[int, Loader]] = {}
     made: dict[tuple[int, int], int] = {}
     for loader in sorted(record.loaders, key=lambda entry: (entry.rank, entry.loader)):

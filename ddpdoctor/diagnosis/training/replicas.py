@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.divergence.unused_parameters import folded, waits_in_va
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Location, grouped
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, ReplicaDigest, StepDigest
 
@@ -114,9 +114,8 @@ def _drift(
     )
     if len({number for _, number in averaged}) == 1:
         return None
-    by_count: dict[int, list[int]] = {}
-    for rank, number in averaged:
-        by_count.setdefault(number, []).append(rank)
+    numbers = dict(averaged)
+    by_count = grouped(numbers, numbers.__getitem__)
     most, *fewer = sorted(by_count, reverse=True)
     parts = [f"{rank_list(by_count[most])} averaged gradients {count(most, 'time', 'times')}"]
     parts += [f"{rank_list(by_count[number])} {number:,}" for number in fewer[:3]]
@@ -512,10 +511,8 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
             if not unequal:
                 same = step
                 continue
-            by_value: dict[str, list[int]] = {}
-            for rank in sorted(rows):
-                by_value.setdefault(rows[rank].digests[unequal[0]], []).append(rank)
-            majority = max(by_value.values(), key=len)
+            held = {rank: rows[rank].digests[unequal[0]] for rank in sorted(rows)}
+            majority = max(grouped(held, held.__getitem__).values(), key=len)
             odd = [rank for rank in sorted(rows) if rank not in majority] if 2 * len(majority) > len(rows) else []
             ranks = tuple(odd or sorted(rows))
             told = f"{'has' if len(odd) == 1 else 'have'} other ones than the rest" if odd else "do not agree"

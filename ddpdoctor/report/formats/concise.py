@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddpdoctor.check import Outcome
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, shown_path
 from ddpdoctor.report.finding_fields import stated
@@ -19,12 +18,8 @@ def render(examination: Examination) -> str:
 
 def leaves_doubt(examination: Examination) -> bool:
     """Return whether the line has to show that not everything was examined: no finding says why."""
-    return examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination))
-
-
-def _seen_in_a_run(examination: Examination) -> bool:
-    """Return whether a finding says why the run did not complete."""
-    return any(finding.basis - {"source"} for finding in examination.findings)
+    says_why = any(finding.basis - {"source"} for finding in examination.findings)
+    return examination.verdict == "inconclusive" or not (examination.complete or says_why)
 
 
 def why_incomplete(examination: Examination) -> str:
@@ -41,12 +36,9 @@ def why_incomplete(examination: Examination) -> str:
         return "; ".join(examination.source.notes)
     if not examination.recognised:
         return f"no distributed training was recognised in {examination.target}"
-    gap = next((outcome for outcome in examination.outcomes if _leaves_gap(outcome)), None)
+    gaps = (one for one in examination.outcomes if one.reason and not one.unstated and not one.by_nature)
+    gap = next(gaps, None)
     return f"{gap.name} was not evaluated: {gap.reason}" if gap else "not everything could be examined"
-
-
-def _leaves_gap(outcome: Outcome) -> bool:
-    return bool(outcome.reason) and not outcome.unstated and not outcome.by_nature
 
 
 def _line(finding: Finding, examination: Examination) -> str:

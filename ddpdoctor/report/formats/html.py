@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck, OutcomeState
-from ddpdoctor.examination import Examination, Figure, GateSection
+from ddpdoctor.examination import Examination, Figure
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import line_of
 from ddpdoctor.finding import Fact, Finding, Frame, in_user_code, rank_list
@@ -41,104 +38,54 @@ if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import RankView, Snapshot
     from ddpdoctor.report.blocks import Page
 
-# Findings as the template of the HTML report takes them: text that is shown as it is, and what stands beside what.
+# Findings as the template takes them: text that is shown as it is, and what stands beside what.
 
 EXCERPT_LINES = 12
 FRAMES = 40
 
 
-class CodeLine(msgspec.Struct, frozen=True):
-    """A numbered line of the user's."""
-
-    number: int
-    text: str
-
-
-class FrameView(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a stack."""
-
-    place: str
-    function: str
-    code: str
-    own: bool
-    """It is in the user's code."""
-
-
-class SideView(msgspec.Struct, frozen=True, kw_only=True):
-    """What some ranks did, to be shown beside what others did."""
-
-    ranks: str
-    text: str
-    frames: tuple[FrameView, ...]
-
-
-class FactView(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of evidence."""
-
-    text: str
-    where: str
-    seen: str
-
-
-class FindingPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding, ready to be shown."""
-
-    anchor: str
-    severity: str
-    code: str
-    name: str
-    title: str
-    where: str
-    doubt: str
-    excerpt: tuple[CodeLine, ...]
-    sides: tuple[SideView, ...]
-    facts: tuple[FactView, ...]
-    remedy: str
-
-
-def pages_of(findings: Sequence[Finding], root: str) -> tuple[FindingPage, ...]:
+def _pages_of(findings: Sequence[Finding], root: str) -> list[dict[str, Any]]:
     """Lay out findings; their anchors are their numbers, so that they are unique."""
-    return tuple(_page(finding, root, f"finding-{number}") for number, finding in enumerate(findings, 1))
+    return [_page(finding, root, f"finding-{number}") for number, finding in enumerate(findings, 1)]
 
 
-def _page(finding: Finding, root: str, anchor: str) -> FindingPage:
+def _page(finding: Finding, root: str, anchor: str) -> dict[str, Any]:
     stacks = stacks_of(finding)
-    shown = [fact for fact in finding.evidence if fact not in stacks]
-    return FindingPage(
-        anchor=anchor,
-        severity=finding.severity.value,
-        code=one_line(finding.code),
-        name=one_line(finding.name),
-        title=one_line(finding.title),
-        where=whereabouts(finding, root),
-        doubt=one_line(finding.unconfirmed) or doubt_of(finding) or one_line(finding.doubt),
-        excerpt=() if stacks else tuple(starmap(CodeLine, excerpt(finding.location, EXCERPT_LINES))),
-        sides=tuple(
-            SideView(ranks=rank_list(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
+    return {
+        "anchor": anchor,
+        "severity": finding.severity.value,
+        "code": one_line(finding.code),
+        "name": one_line(finding.name),
+        "title": one_line(finding.title),
+        "where": whereabouts(finding, root),
+        "doubt": one_line(finding.unconfirmed) or doubt_of(finding) or one_line(finding.doubt),
+        "excerpt": [] if stacks else excerpt(finding.location, EXCERPT_LINES),
+        "sides": [
+            {"ranks": rank_list(ranks), "text": said, "frames": [_frame(frame, root) for frame in stack[:FRAMES]]}
             for (said, stack), ranks in alike(stacks).items()
-        ),
-        facts=tuple(_fact(fact, root) for fact in shown),
-        remedy=one_line(finding.advice),
-    )
+        ],
+        "facts": [_fact(fact, root) for fact in finding.evidence if fact not in stacks],
+        "remedy": one_line(finding.advice),
+    }
 
 
-def _frame(frame: Frame, root: str) -> FrameView:
-    return FrameView(
-        place=place_of(frame, root),
-        function=one_line(frame.function),
-        code=visible(line_of(frame.file, frame.line)).strip()[:300],
-        own=in_user_code(frame.file),
-    )
+def _frame(frame: Frame, root: str) -> dict[str, Any]:
+    return {
+        "place": place_of(frame, root),
+        "function": one_line(frame.function),
+        "code": visible(line_of(frame.file, frame.line)).strip()[:300],
+        "own": in_user_code(frame.file),
+    }
 
 
-def _fact(fact: Fact, root: str) -> FactView:
+def _fact(fact: Fact, root: str) -> dict[str, str]:
     where = ""
     if fact.stack:
         where = " ← ".join(place_of(frame, root) for frame in fact.stack[:FRAMES])
     elif fact.location is not None:
         where = place_of(fact.location, root)
     text = one_line(fact.text)
-    return FactView(text=text, where="" if where and where in text else where, seen=SEEN[fact.basis])
+    return {"text": text, "where": "" if where and where in text else where, "seen": SEEN[fact.basis]}
 
 
 # The bars of the HTML report: shares of a width, which the template draws as inline SVG.
@@ -156,40 +103,7 @@ PHASES = (
 MOST_RANKS = 64
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a bar, in percent of the widest bar."""
-
-    kind: str
-    label: str
-    start: float
-    width: float
-    value: str
-
-
-class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's step."""
-
-    label: str
-    total: str
-    is_late: bool
-    """The others wait for this rank; of one that broke the job its steps are no matter."""
-    pieces: tuple[Piece, ...]
-
-
-class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the budget."""
-
-    label: str
-    before: str
-    now: str
-    change: str
-    share: str
-    before_width: float
-    now_width: float
-    lines: tuple[str, ...]
-
-
-def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
+def phase_bars(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Return where the step of each rank goes; ranks without measured steps are left out, of many the latest stay."""
     measured = [rank for rank in snapshot.ranks if rank.phases is not None]
     if len(measured) > MOST_RANKS:
@@ -197,53 +111,49 @@ def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
         measured = sorted(latest, key=lambda rank: rank.rank)
     longest = max((sum(_parts(rank).values()) for rank in measured), default=0.0)
     is_slow = snapshot.verdict.state != "broken"
-    return tuple(_bar(rank, longest, is_slow=is_slow) for rank in measured) if longest else ()
-
-
-def budget_rows(section: GateSection) -> tuple[BudgetRow, ...]:
-    """Return the figures of a gate, each with two bars on a scale of its own."""
-    return tuple(map(_budget_row, section.figures))
+    return [_bar(rank, longest, is_slow=is_slow) for rank in measured] if longest else []
 
 
 def _parts(rank: RankView) -> dict[str, float]:
     return {} if rank.phases is None else {kind: ns or 0.0 for kind, ns in rank.phases.parts_ns().items()}
 
 
-def _bar(rank: RankView, longest: float, *, is_slow: bool) -> Bar:
+def _bar(rank: RankView, longest: float, *, is_slow: bool) -> dict[str, Any]:
     parts = _parts(rank)
-    pieces, start = [], 0.0
+    pieces: list[dict[str, Any]] = []
+    start = 0.0
     for kind, label in PHASES:
         value = parts[kind]
         width = 100 * value / longest
-        pieces.append(
-            Piece(kind=kind, label=label, start=start, width=width, value=in_milliseconds(value) if value else "—")
-        )
+        shown = in_milliseconds(value) if value else "—"
+        pieces.append({"kind": kind, "label": label, "start": start, "width": width, "value": shown})
         start += width
-    return Bar(
-        label=f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
-        total=in_milliseconds(sum(parts.values())),
-        is_late=rank.culprit and is_slow,
-        pieces=tuple(pieces),
-    )
+    return {
+        "label": f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
+        "total": in_milliseconds(sum(parts.values())),
+        # Of a rank that broke the job its steps are no matter.
+        "is_late": rank.culprit and is_slow,
+        "pieces": pieces,
+    }
 
 
-def _budget_row(figure: Figure) -> BudgetRow:
+def budget_row(figure: Figure) -> dict[str, Any]:
+    """Return a figure of a gate, with two bars on a scale of its own."""
     before = figure.before or 0.0
     scale = max(before, figure.now) or 1.0
-    lines = [
-        f"{one_line(one.shown)}, {one_line(one.what)}: {amount(figure, one.before)} → {amount(figure, one.now)}"
-        for one in figure.differences
-    ]
-    return BudgetRow(
-        label=figure.label,
-        before="—" if figure.before is None else amount(figure, before),
-        now=amount(figure, figure.now),
-        change=figure.change,
-        share=share(figure),
-        before_width=100 * before / scale,
-        now_width=100 * figure.now / scale,
-        lines=tuple(lines),
-    )
+    return {
+        "label": figure.label,
+        "before": "—" if figure.before is None else amount(figure, before),
+        "now": amount(figure, figure.now),
+        "change": figure.change,
+        "share": share(figure),
+        "before_width": 100 * before / scale,
+        "now_width": 100 * figure.now / scale,
+        "lines": [
+            f"{one_line(one.shown)}, {one_line(one.what)}: {amount(figure, one.before)} → {amount(figure, one.now)}"
+            for one in figure.differences
+        ],
+    }
 
 
 _ABOUT = ("Why it is bad", "When it is wrong", "References")
@@ -292,7 +202,7 @@ def render_run(snapshot: Snapshot, root: str, checks: Sequence[LoadedCheck] = ()
         "done": what_was_seen(snapshot),
         "hint": one_line(verdict.next),
         "why": [one_line(why) for why in verdict.why],
-        "findings": pages_of(standing, root),
+        "findings": _pages_of(standing, root),
         "bars": phase_bars(snapshot),
         "notes": [one_line(note) for note in (*over, *snapshot.notes)],
     }
@@ -334,8 +244,8 @@ def _section(examination: Examination, number: int, *, several: bool) -> dict[st
         "doubt": one_line(why_incomplete(examination)) if leaves_doubt(examination) else "",
         "hint": one_line(rehearsal.hint) if leaves_doubt(examination) else "",
         "output": visible(rehearsal.output) if leaves_doubt(examination) else "",
-        "findings": pages_of(examination.findings, examination.root),
-        "budget": budget_rows(gate) if gate is not None else (),
+        "findings": _pages_of(examination.findings, examination.root),
+        "budget": list(map(budget_row, gate.figures)) if gate is not None else (),
         "against": one_line(gate.against) if gate is not None else "",
         "times": times_sentence(gate) if gate is not None else "",
         "commands": commands_of(gate) if gate is not None else (),

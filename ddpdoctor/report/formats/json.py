@@ -32,6 +32,11 @@ def indented(content: object) -> str:
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode("utf-8") + "\n"
 
 
+def of_result(result: msgspec.Struct) -> str:
+    """Render what was computed from runs as indented JSON that ends with a line feed."""
+    return indented({**HEAD, **msgspec.to_builtins(result)})
+
+
 def render(examination: Examination) -> str:
     """Render the examination as indented JSON that ends with a line feed."""
     return indented(as_object(examination))

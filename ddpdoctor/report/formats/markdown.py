@@ -8,7 +8,7 @@ from ddpdoctor.finding import Finding, rank_list, shown_path
 from ddpdoctor.gate.budget import percent
 from ddpdoctor.report.finding_fields import headline, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.formats.html import budget_rows
+from ddpdoctor.report.formats.html import budget_row
 from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
 from ddpdoctor.report.streams import one_line, without_commands
 
@@ -40,7 +40,7 @@ def _gate(examination: Examination) -> list[str]:
     """Return the budget of a gate as a table, and the commands to go on with."""
     if examination.gate is None:
         return []
-    rows = budget_rows(examination.gate)
+    rows = list(map(budget_row, examination.gate.figures))
     lines = ["", f"### {_text(examination.target)}"]
     if rows:
         allowed = examination.gate.allowed_growth
@@ -48,9 +48,9 @@ def _gate(examination: Examination) -> list[str]:
         lines += ["", f"Budget against {_text(examination.gate.against)}; {limit}:", ""]
         lines += ["| figure | before | now | change | lines |", "| --- | --- | --- | --- | --- |"]
         for row in rows:
-            change = " ".join(filter(None, (row.change, row.share)))
-            cells = (row.label, row.before, row.now, f"**{change}**" if row.change == "grown" else change)
-            lines.append(f"| {' | '.join(cells)} | {'<br>'.join(map(_text, row.lines))} |")
+            change = " ".join(filter(None, (row["change"], row["share"])))
+            cells = (row["label"], row["before"], row["now"], f"**{change}**" if row["change"] == "grown" else change)
+            lines.append(f"| {' | '.join(cells)} | {'<br>'.join(map(_text, row['lines']))} |")
     sentences = [*filter(None, [times_sentence(examination.gate)]), *notes_of(examination.gate)]
     lines += ["", *(f"- {_text(sentence)}" for sentence in sentences)] if sentences else []
     commands = commands_of(examination.gate)

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.report.blocks import Block, Page, Plot, Said, Table, notes
-from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import UNKNOWN, milliseconds, percent, rate, size
 from ddpdoctor.report.streams import one_line
 
@@ -110,13 +107,9 @@ def _sweep(sweep: LinkSweep) -> Block:
     )
 
 
-def as_json(result: MeasuredScaling) -> str:
-    """Render as indented JSON that ends with a line feed."""
-    return indented({**HEAD, **msgspec.to_builtins(result)})
-
-
-def as_svg(result: MeasuredScaling, width: int = 640, height: int = 420) -> str:
+def as_svg(result: MeasuredScaling) -> str:
     """Return the speed-up by ranks, beside the perfect one."""
+    width, height = 640, 420
     points = [point for point in result.points if point.speedup is not None]
     most = max((point.run.ranks for point in points), default=1)
     base = points[0].run.ranks if points else 1

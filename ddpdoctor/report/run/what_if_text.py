@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.finding import MOST_TIMES, shown_path
 from ddpdoctor.report import blocks
 from ddpdoctor.report.blocks import Block, Page, Said, Table, notes
-from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import in_milliseconds, milliseconds, percent, rate
 from ddpdoctor.report.streams import one_line
 from ddpdoctor.what_if.settings import shown
@@ -82,13 +79,9 @@ def _change(change: Change, root: str) -> blocks.Change:
 def _row(change: Change, title: str, facts: tuple[tuple[str, str], ...] = ()) -> blocks.Change:
     gain = change.speedup
     tone = "good" if gain.low > 1 else "bad" if gain.high < 1 else ""
-    return blocks.Change(gain=_gain(change), tone=tone, title=title, facts=facts)
-
-
-def _gain(change: Change) -> str:
-    gain = change.speedup
     most = f"-{_times(gain.high)}" if gain.high < MOST_TIMES else " or more"
-    return f"{_times(gain.value)} ({_times(gain.low)}{most})"
+    words = f"{_times(gain.value)} ({_times(gain.low)}{most})"
+    return blocks.Change(gain=words, tone=tone, title=title, facts=facts)
 
 
 def _figures(change: Change) -> str:
@@ -139,8 +132,3 @@ def _times(value: float) -> str:
 
 def _spread(interval: Interval) -> str:
     return f"{milliseconds(interval.value)} ({milliseconds(interval.low)}-{milliseconds(interval.high)})"
-
-
-def as_json(answer: WhatIf) -> str:
-    """Render as indented JSON that ends with a line feed."""
-    return indented({**HEAD, **msgspec.to_builtins(answer)})
