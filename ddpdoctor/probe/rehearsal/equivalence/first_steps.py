@@ -102,7 +102,7 @@ class FirstSteps:
             self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
 
     def _gathered(self, _: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Let what one process gathers of itself be what it gave, gradient and all: nobody else has a part in it."""
+        """Let what one process gathers of itself be what it gave, gradient and all: no other rank has a part in it."""
         copies, given, *_ = (*arguments, *options.values())
         if not self._torch.is_grad_enabled() or not given.requires_grad:
             return
