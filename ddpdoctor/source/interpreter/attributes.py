@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache, reduce
 
+import msgspec
+
 from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -111,7 +113,7 @@ def text_of(machine: Machine, value: Value) -> Value:
         for name in ("__str__", "__repr__"):
             method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
             if isinstance(method, Function):
-                return machine.call_function(machine, method.node, bound_to(method, value), [], {})
+                return machine.call_function(machine, method.node, bound_to(method, value))
         store, number = machine.store, value.number
         held = (store.get(number, name) for name in store.names(number))
         return derived(part for part in held if part is not None)
@@ -256,7 +258,7 @@ def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | N
 
 def _owned(value: Value, cls: ProjectClass) -> Value:
     if isinstance(value, Function) and value.owner is None:
-        return Function(value.node, value.module, value.scope, None, cls, value.gradients, value.first_rank_only)
+        return msgspec.structs.replace(value, receiver=None, owner=cls)
     return value
 
 
@@ -265,29 +267,20 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
     method = class_attribute(machine, value.cls, "__iter__") if isinstance(value, Instance) else None
     if not isinstance(method, Function):
         return value
-    items = machine.call_function(machine, node, bound_to(method, value), [], {})
+    items = machine.call_function(machine, node, bound_to(method, value))
     following = class_attribute(machine, items.cls, "__next__") if isinstance(items, Instance) else None
     if isinstance(following, Function):
-        return SequenceValue((machine.call_function(machine, node, bound_to(following, items), [], {}),), open=True)
+        return SequenceValue((machine.call_function(machine, node, bound_to(following, items)),), open=True)
     return items if isinstance(items, (SequenceValue, ExternalObject)) or tags_of(items) else value
 
 
 def bound_to(function: Function, receiver: Value) -> Function:
     """Return a function as the method of an object."""
-    if function.receiver is None:
-        decorators = getattr(function.node, "decorator_list", ())
-        if decorators and any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators):
-            return function
-        return Function(
-            function.node,
-            function.module,
-            function.scope,
-            receiver,
-            function.owner,
-            function.gradients,
-            function.first_rank_only,
-        )
-    return function
+    decorators = getattr(function.node, "decorator_list", ())
+    is_static = any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators)
+    if function.receiver is not None or is_static:
+        return function
+    return msgspec.structs.replace(function, receiver=receiver)
 
 
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
@@ -314,7 +307,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if isinstance(found, Function):
         decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:
-            return machine.call_function(machine, found.node, bound_to(found, value), [], {})
+            return machine.call_function(machine, found.node, bound_to(found, value))
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found

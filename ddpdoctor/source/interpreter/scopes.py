@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     OPAQUE,
     RANKS,
     UNIFORM,
+    Arguments,
     Const,
     DictValue,
     Function,
@@ -74,13 +75,11 @@ NEVER = 1 << 60
 """Larger than any number of a scope."""
 
 
-def bound(
-    signature: Signature, values: Sequence[Value], named: Mapping[str, Value], complete: bool
-) -> dict[str, Value]:
-    """Return the parameters with what a call gives them; ``complete`` is whether all of that is known by place."""
-    names = signature.names
+def bound(signature: Signature, values: Sequence[Value], arguments: Arguments) -> dict[str, Value]:
+    """Return the parameters with what a call gives them; ``values`` are those by position, ``self`` among them."""
+    names, complete = signature.names, arguments.complete
     given: dict[str, Value] = dict(zip(names, values, strict=False))
-    rest = dict(named)
+    rest = dict(arguments.named)
     for name in signature.all_names:
         if name in rest:
             given[name] = rest.pop(name)

@@ -21,6 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     RANKS,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     External,
@@ -321,7 +322,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         return
     value = evaluate(machine, item.context_expr)
     enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
-    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter, [], {})
+    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter)
     if item.optional_vars is not None:
         assign_to(machine, item.optional_vars, entered)
     start, gone = machine.mask, machine.gone
@@ -341,7 +342,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
             machine,
             start,
             gone,
-            lambda: machine.apply(machine, item.context_expr, leave, [UNIFORM, UNIFORM, UNIFORM], {}),
+            lambda: machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3)),
         )
 
 

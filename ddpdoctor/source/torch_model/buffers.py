@@ -12,6 +12,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -130,10 +131,10 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
     return Buffers(names=tuple(names), size_bytes=size_bytes, exact=exact, locations=tuple(places))
 
 
-def note_buffer(machine: Machine, receiver: Value, positional: list[Value], named: dict[str, Value]) -> None:
+def note_buffer(machine: Machine, receiver: Value, given: Arguments) -> None:
     """Keep the value that ``register_buffer`` was given, under the object and the buffer's name."""
-    name = constant(named.get("name", positional[0] if positional else Const(None)))
-    value = named.get("tensor", positional[1] if len(positional) > 1 else None)
+    name = constant(given.value("name", 0) or Const(None))
+    value = given.value("tensor", 1)
     for option in options_of(receiver):
         if isinstance(option, Instance) and isinstance(name, str) and value is not None:
             machine.assign(option.number, f"buffer {name}", value)
