@@ -96,7 +96,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             for other in others
         ]
         yield CHECK.finding(
-            "source",
             _title(parting),
             remedy=_remedy(parting),
             locations=(parting.location, parting.collective_location),
@@ -132,11 +131,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             title, ranks = f"{skip.sentence}; then {title}", skip.named
             places = tuple(dict.fromkeys((*skip.locations, *places)))
         facts = describe.facts(divergence, basis)
-        yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
+        yield CHECK.finding(title, basis=basis, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
     elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
         luck = f"{skip.sentence}, and nothing hung only because other ranks skipped as many"
         yield CHECK.finding(
-            basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
+            luck, basis=basis, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
         )
     yield from _models_apart(record)
 
@@ -153,13 +152,13 @@ def _models_apart(record: RunRecord) -> Iterator[Finding]:
         what = "the parameters" if name == "parameters" else f"`{name}`"
         one, another = texts[low][place], texts[other][place]
         yield CHECK.finding(
-            record.job.kind,
             f"ranks {low} and {other} have {what} of {wraps[low].module_class or 'the model'} in different orders, and "
             "DDP pairs parameters by their place",
+            basis=record.job.kind,
             remedy=_REMEDIES["loop"],
             locations=site_location(record.site(wraps[low].site)),
             ranks=(low, other),
-            because=((f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),),
+            because=(f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),
             severity=None if name == "parameters" else Severity.WARNING,
         )
 

@@ -97,7 +97,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         made = batches.name if isinstance(batches, ExternalObject) else ""
         model, through = _BY_ENGINE if by_engine(backward) else _BY_SHARDS if by_shards(backward) else _BY_DDP
         yield CHECK.finding(
-            "source",
             f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
             remedy=batches_remedy(made if made in OF_TORCH else "the batch sampler")
             if own_batches
@@ -126,7 +125,6 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
             else "nothing in this IterableDataset depends on the rank"
         )
         yield CHECK.finding(
-            "source",
             f"every rank trains on the same items: {why}",
             remedy=DEAL_OUT
             if by_worker or workers_of(projection, loader) > 1
@@ -138,17 +136,11 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
     for repeated in repeated_streams(projection):
         stream = repeated.stream.node
         yield CHECK.finding(
-            "source",
             f"each rank trains on every sample {repeated.workers} times: the {repeated.workers} workers of this "
             "DataLoader all go through the same items",
             remedy=DEAL_OUT,
             locations=repeated.feeding.loader.location,
-            because=(
-                (
-                    f"nothing in {stream.name} asks which worker it is in",
-                    repeated.module.head_location(stream),
-                ),
-            ),
+            because=(f"nothing in {stream.name} asks which worker it is in", repeated.module.head_location(stream)),
             evidence=(_reaches(repeated.feeding.backward, "DistributedDataParallel"),),
         )
 
@@ -284,7 +276,6 @@ def alike_readers(projection: Projection) -> Iterator[Finding]:
             made, name, position = found
             seen.add(made)
             yield CHECK.finding(
-                "source",
                 f"every rank trains on the same batches: {name} reads on from one position, whatever the rank",
                 remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on "
                 "by the world size times that.",

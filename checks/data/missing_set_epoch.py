@@ -151,19 +151,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             continue
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
-            "source",
             _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.location, _made_at(sampler)),
             because=(
-                (
-                    "this loop makes the sampler anew in every turn, of the same data and with the same seed"
-                    if forgotten.anew
-                    else "this loop iterates over the loader several times and never sets the sampler's epoch"
-                    if forgotten.told != "on some ranks"
-                    else "this loop sets the sampler's epoch under a test that not all ranks pass",
-                    epochs.module.head_location(epochs.node),
-                ),
+                "this loop makes the sampler anew in every turn, of the same data and with the same seed"
+                if forgotten.anew
+                else "this loop iterates over the loader several times and never sets the sampler's epoch"
+                if forgotten.told != "on some ranks"
+                else "this loop sets the sampler's epoch under a test that not all ranks pass",
+                epochs.module.head_location(epochs.node),
             ),
         )
     if _keeps_workers(script):
@@ -183,7 +180,6 @@ def _of_workers(script: Script) -> Iterator[Finding]:
     for stale in stale_copies(whole_projection(script)):
         setting = stale.setting
         yield CHECK.finding(
-            "source",
             f"the workers of this DataLoader never see `{setting.name}` set anew: they are kept, with the copies of "
             "the data set that they started with",
             remedy=KEPT_COPIES,

@@ -88,11 +88,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     for found in wasteful_accumulations(whole_projection(script)):
         backward, step = found.backward, found.step
         yield CHECK.finding(
-            "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
             remedy=_REMEDY if found.through_ddp else _REMEDY_SHARDED,
             locations=backward.location,
-            because=(("the optimizer steps once for several of these backward passes", step.location),),
+            because=("the optimizer steps once for several of these backward passes", step.location),
             severity=None if found.through_ddp else Severity.ADVICE,
         )
 

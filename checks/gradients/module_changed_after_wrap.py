@@ -87,7 +87,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for change in changes_after_wrap(whole_projection(script)):
         place = change.event.module.location(change.node)
         yield CHECK.finding(
-            "source",
             f"{change.what} after the model was wrapped: DDP fixed the list of parameters that it averages when it "
             "was built",
             remedy=REMEDY,
@@ -97,22 +96,20 @@ def in_source(script: Script) -> Iterator[Finding]:
 
     for event, fit in unfrozen_in_hooks(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "parameters are unfrozen after the Trainer wrapped the module: DDP never lists them, and their gradients "
             "are not averaged",
             remedy=_OF_FRAMEWORK,
             locations=event.location,
-            because=(("the module is wrapped here, while they are frozen", fit.location),),
+            because=("the module is wrapped here, while they are frozen", fit.location),
         )
     for made, fit in unfreezing_callbacks(whole_projection(script)):
         place = made.location
         yield CHECK.finding(
-            "source",
             f"{made.name.rpartition('.')[2]} unfreezes parameters after DDP took its list, and their gradients are "
             "never averaged",
             remedy=_OF_FRAMEWORK,
             locations=place,
-            because=(("it freezes them before the module is wrapped, which happens here", fit.location),),
+            because=("it freezes them before the module is wrapped, which happens here", fit.location),
         )
 
 
@@ -126,9 +123,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for found in unaveraged(record):
         if found.why == "unlisted":
             yield CHECK.finding(
-                basis,
                 f"the gradients of {count(found.unequal, 'parameter')} of {found.model} are not averaged (added or "
                 f"unfrozen after the wrap): {', '.join(found.names)}",
+                basis=basis,
                 remedy=_remedy(record, found.wrap),
                 locations=found.wrap_location,
                 because=found.because,
@@ -296,7 +293,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[Verdict]:
             sentence=f"the DDP object has no attribute {name}: it is {model}'s, which is .module",
             remedy=f"Write .module.{name}.",
             locations=event.location,
-            because=(("the model is wrapped here", wrap.location),),
+            because=("the model is wrapped here", wrap.location),
         )
 
 

@@ -51,7 +51,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for wrap, parts in needless_searches(whole_projection(script)):
         used = f"all {parts} parts" if parts > 1 else "the one part"
         yield CHECK.finding(
-            "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
             remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
             locations=wrap.location,

@@ -56,7 +56,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             outcome = "never equal to a number" if compared else "always true"
             known = definition is not _NO_LOCATION
             yield CHECK.finding(
-                "source",
                 f"{text} is a function that is not called here, so the condition is {outcome}",
                 remedy=f"Call it: {text}().",
                 locations=module.location(node),

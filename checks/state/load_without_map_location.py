@@ -54,12 +54,11 @@ def in_source(script: Script) -> Iterator[Finding]:
     for load in unmapped_loads(whole_projection(script)):
         location = load.location
         yield CHECK.finding(
-            "source",
             "every rank loads this checkpoint onto the GPU from which it was saved",
             remedy=REMEDY,
             locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
-            because=(("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),),
+            because=("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),
         )
 
 

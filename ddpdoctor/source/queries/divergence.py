@@ -99,7 +99,6 @@ def _cause(event: Event) -> Cause:
 def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
     """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
     return check.finding(
-        "source",
         title or _title(parting),
         remedy=remedy,
         locations=_places_of(parting),

@@ -151,7 +151,7 @@ def _unused(
         if is_run
         else f"Remove it, or {freeze}.",
         locations=places,
-        because=((f"DDP has {option}", wrap.location),),
+        because=(f"DDP has {option}", wrap.location),
     )
 
 
