@@ -48,7 +48,7 @@ from ddpdoctor.checks.data.epochs_source import (
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.fix import Edit, Fix, imported, with_keyword
+from ddpdoctor.fix import Edit, Fix, fix_of, imported, instead, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -196,7 +196,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     It is never safe: the batches of a step become others, and an epoch is as many times shorter as there are ranks.
     """
     module, call = feeding.loader.module, feeding.loader.node
-    if not isinstance(call, ast.Call) or finding.location is None or len(call.args) > 2:
+    if not isinstance(call, ast.Call) or len(call.args) > 2:
         return
     dataset = next((word.value for word in call.keywords if word.arg == "dataset"), call.args[0] if call.args else None)
     name = imported(module, DISTRIBUTED_SAMPLER)
@@ -204,40 +204,22 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
         return
     shuffles = constant(feeding.loader.argument("shuffle", 2) or NONE) is True or "sampler" in feeding.loader.named
     sampler = f"{name[0]}({module.segment(dataset)}{'' if shuffles else ', shuffle=False'})"
-    edits = _with_sampler(module, call, sampler)
-    if edits is None:
-        return
+    edit = _with_sampler(module, call, sampler)
     epochs = loop_of_epochs(feeding)
     told = set_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
-    yield Fix(
-        code=finding.code,
-        description=f"give the loader sampler={sampler}" + (", and set its epoch" if told else ""),
-        location=finding.location,
-        edits=(*edits, *name[1], *((told,) if told else ())),
-        safe=False,
-    )
+    description = f"give the loader sampler={sampler}" + (", and set its epoch" if told else "")
+    yield from fix_of(finding, description, edit, *name[1], *((told,) if told else ()))
 
 
-def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, ...] | None:
+def _with_sampler(module: Module, call: ast.Call, sampler: str) -> Edit | None:
     """Write the sampler over ``shuffle`` or the sampler that is there, or behind the other arguments."""
     words = {word.arg: word for word in call.keywords}
     if "batch_sampler" in words or None in words or {"sampler", "shuffle"} <= words.keys():
         return None
     old = words.get("sampler") or words.get("shuffle")
     if old is None:
-        edit = with_keyword(module, call, "sampler", sampler)
-        return None if edit is None else (edit,)
-    place = module.location(old)
-    return (
-        Edit(
-            file=str(module.path),
-            line=place.line,
-            column=place.column,
-            end_line=place.end_line,
-            end_column=place.end_column,
-            replacement=f"sampler={sampler}",
-        ),
-    )
+        return with_keyword(module, call, "sampler", sampler)
+    return instead(module, old, f"sampler={sampler}")
 
 
 # Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.

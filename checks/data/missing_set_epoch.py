@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import KEPT_COPIES, ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Edit, Fix, first_in_body
+from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
@@ -54,20 +54,14 @@ def set_epoch_fix(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
     certainly bound before the loop.
     """
     module, loop = forgotten.epochs.module, forgotten.epochs.node
-    if forgotten.sampler.module is not module or not isinstance(loop, ast.For) or finding.location is None:
+    if forgotten.sampler.module is not module or not isinstance(loop, ast.For):
         return
     epoch, sampler = counter_of(loop), name_bound_before(module, forgotten.sampler.node, loop)
     if not epoch or not sampler:
         return
-    edit = first_in_body(module, loop.body, f"{sampler}.set_epoch({epoch})")
-    if edit is not None:
-        yield Fix(
-            code=finding.code,
-            description=f"call {sampler}.set_epoch({epoch}) at the start of each epoch",
-            location=finding.location,
-            edits=(edit,),
-            safe=True,
-        )
+    call = f"{sampler}.set_epoch({epoch})"
+    edit = first_in_body(module, loop.body, call)
+    yield from fix_of(finding, f"call {call} at the start of each epoch", edit, safe=True)
 
 
 def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.checks.data.epochs_source import loop_of_epochs
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding
-from ddpdoctor.fix import Edit, Fix, with_keyword, without_keyword
+from ddpdoctor.fix import Fix, fix_of, instead, with_keyword, without_keyword
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
@@ -327,44 +327,17 @@ def _read_by_workers(projection: Projection, dataset: Value) -> frozenset[str]:
 def new_workers(stale: Stale, finding: Finding) -> Iterator[Fix]:
     """Let the workers start anew in every epoch: never safe, for that takes time."""
     loader = stale.feeding.loader
-    if not isinstance(loader.node, ast.Call) or finding.location is None:
-        return
-    edit = without_keyword(loader.module, loader.node, "persistent_workers")
-    if edit is not None:
-        yield Fix(
-            code=finding.code,
-            description="let the workers start anew in every epoch (no persistent_workers)",
-            location=finding.location,
-            edits=(edit,),
-            safe=False,
-        )
+    if isinstance(loader.node, ast.Call):
+        edit = without_keyword(loader.module, loader.node, "persistent_workers")
+        yield from fix_of(finding, "let the workers start anew in every epoch (no persistent_workers)", edit)
 
 
 def one_worker(repeated: Repeated, finding: Finding) -> Iterator[Fix]:
     """Let one worker read the items of a rank: never safe, for it may be too slow."""
     loader = repeated.feeding.loader
     module, call = loader.module, loader.node
-    if not isinstance(call, ast.Call) or finding.location is None:
+    if not isinstance(call, ast.Call) or len(call.args) > 5:
         return
     written = next((word.value for word in call.keywords if word.arg == "num_workers"), None)
-    edit = with_keyword(module, call, "num_workers", "1") if written is None else _instead(module, written, "1")
-    if edit is not None and len(call.args) < 6:
-        yield Fix(
-            code=finding.code,
-            description="let one worker read the items of a rank (num_workers=1)",
-            location=finding.location,
-            edits=(edit,),
-            safe=False,
-        )
-
-
-def _instead(module: Module, node: ast.expr, text: str) -> Edit:
-    place = module.location(node)
-    return Edit(
-        file=str(module.path),
-        line=place.line,
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-        replacement=text,
-    )
+    edit = with_keyword(module, call, "num_workers", "1") if written is None else instead(module, written, "1")
+    yield from fix_of(finding, "let one worker read the items of a rank (num_workers=1)", edit)

@@ -37,7 +37,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.fix import Fix, imported, indented
+from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
@@ -122,7 +122,7 @@ def synchronise_once(projection: Projection, found: Accumulation, finding: Findi
     ]
     nodes = {event.node: event for event in forwards}
     last = _last_micro_step(found)
-    if len(nodes) != 1 or last is None or finding.location is None:
+    if len(nodes) != 1 or last is None:
         return
     forward = next(iter(nodes))
     block = _block_of(module, backward)
@@ -140,13 +140,8 @@ def synchronise_once(projection: Projection, found: Accumulation, finding: Findi
     choice = ast.unparse(ast.IfExp(last, ast.parse(f"{context[0]}()", mode="eval").body, _call(f"{model}.no_sync")))
     edits = indented(module, block[first], block[end], f"with {choice}:")
     if edits is not None:
-        yield Fix(
-            code=finding.code,
-            description=f"run all micro-steps but the last under {model}.no_sync()",
-            location=finding.location,
-            edits=(*context[1], *edits),
-            safe=False,
-        )
+        description = f"run all micro-steps but the last under {model}.no_sync()"
+        yield from fix_of(finding, description, *context[1], *edits)
 
 
 def _call(function: str) -> ast.expr:

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Fix, after
+from ddpdoctor.fix import Fix, after, fix_of
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module, all_once, descend, once
 from ddpdoctor.source.script.script import Script
@@ -83,14 +83,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
         guard = _expression_at(module, finding.location)
         if guard is None:
             return
-        name = module.excerpt(guard)
-        yield Fix(
-            code=finding.code,
-            description=f"call {name}()",
-            location=finding.location,
-            edits=(after(module, guard, "()"),),
-            safe=_needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard),
-        )
+        safe = _needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard)
+        yield from fix_of(finding, f"call {module.excerpt(guard)}()", after(module, guard, "()"), safe=safe)
         return
 
 
