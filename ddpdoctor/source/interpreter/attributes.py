@@ -114,9 +114,7 @@ def text_of(machine: Machine, value: Value) -> Value:
             method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
             if isinstance(method, Function):
                 return machine.call_function(machine, method.node, bound_to(method, value))
-        store, number = machine.store, value.number
-        held = (store.get(number, name) for name in store.names(number))
-        return derived(part for part in held if part is not None)
+        return derived(machine.store.held(value.number))
     if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):
         return derived([text_of(machine, option) for option in value.options])
     return value
@@ -207,6 +205,11 @@ def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
             yield value
             if isinstance(value, ProjectClass):
                 waiting.append(value)
+
+
+def family(machine: Machine, cls: ProjectClass) -> list[ProjectClass]:
+    """Return a project class and its bases in the project, nearest first."""
+    return [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
 
 
 def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
@@ -400,8 +403,7 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     if isinstance(owner, ProjectModule):
         scopes = [machine.scope_modules.get(owner.name, -1)]
     elif isinstance(owner, Instance):
-        classes = (owner.cls, *(base for base in bases_of(machine, owner.cls) if isinstance(base, ProjectClass)))
-        scopes = [cls.scope for cls in classes]
+        scopes = [cls.scope for cls in family(machine, owner.cls)]
     names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
     held = [attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name)]
     found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]

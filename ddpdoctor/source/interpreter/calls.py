@@ -11,7 +11,13 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.attributes import (
+    base_names,
+    bound_to,
+    class_attribute,
+    family,
+    promised_by_name,
+)
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import ARGUMENTS, NEVER, CallFrame, Origins, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
@@ -188,10 +194,9 @@ def _worth_calling(machine: Machine, value: Instance) -> bool:
     """Return whether a forward may run a collective: DDP calls it or is one of its parts, or by names in its class."""
     if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
-    attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    if any(isinstance(part, ExternalObject) and part.name == DDP for part in attributes):
-        return True
-    return chooses_keys(machine, value.cls)
+    attributes = machine.store.held(value.number)
+    holds_ddp = any(isinstance(part, ExternalObject) and part.name == DDP for part in attributes)
+    return holds_ddp or chooses_keys(machine, value.cls)
 
 
 def _call_built(machine: Machine, node: ast.AST, value: ExternalObject, given: Arguments) -> Value:
@@ -229,7 +234,7 @@ def _fields(machine: Machine, cls: ProjectClass, given: Arguments) -> Mapping[st
 
     Of defaults those that differ by rank: a setting that is a constant may be set later, by whatever fills settings.
     """
-    made = [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
+    made = family(machine, cls)
     by_field = any("dataclass" in ast.unparse(entry) for one in made for entry in one.node.decorator_list)
     if not given.complete or not (by_field or "typing.NamedTuple" in base_names(machine, cls)):
         return given.named

@@ -152,6 +152,10 @@ class Store:
         names = tuple(self.owners.get(owner, ()))
         return tuple(name for name in names if name[:1] != _MAKERS) if self.partly else names
 
+    def held(self, owner: int) -> list[Value]:
+        """Return what the names in a scope or the attributes of an object hold."""
+        return [value for name in self.names(owner) if (value := self.get(owner, name)) is not None]
+
     def makers(self, owner: int, name: str) -> int | None:
         """Return the mask of the ranks that gave a name a value, where it had none; None where any rank may have."""
         known = self.get(owner, _MAKERS + name) if name in self.partly else None

@@ -58,8 +58,7 @@ def parts_held(machine: Machine, value: Value) -> frozenset[Tag]:
     """Return the tags of the parts of the data that an object of the project keeps in its attributes."""
     if not isinstance(value, Instance):
         return frozenset()
-    kept = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    return frozenset(tag for one in kept if one is not None for tag in tags_of(one) if tag[0] == PART)
+    return frozenset(tag for one in machine.store.held(value.number) for tag in tags_of(one) if tag[0] == PART)
 
 
 def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: Value) -> Value:

@@ -45,7 +45,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.script.call_graph import adds_key
-from ddpdoctor.source.script.module import descend, last_name, once
+from ddpdoctor.source.script.module import descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, SEEDING, text_hints_at_ranks
 
@@ -410,13 +410,11 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     return False
 
 
+@once_each
 def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
-    if cls.node not in known:
-        module = machine.script.module(cls.module)
-        known[cls.node] = module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
-    return known[cls.node]
+    module = machine.script.module(cls.module)
+    return module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
 
 
 # Draws by a seed of the rank's own: generators, and environments that are played.
@@ -483,14 +481,10 @@ def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) 
     """Return the result of an unread function of the project; with an object that draws by the rank, it varies."""
     result = derived(arguments)
     players = [*arguments, *(() if function.receiver is None else (function.receiver,))]
-    if any(isinstance(player, Instance) and _draws(machine, player) for player in players):
+    held = (value for one in players if isinstance(one, Instance) for value in machine.store.held(one.number))
+    if any(DRAWN in tags_of(value) for value in held):
         return Unknown(True, False, result.tags | {DRAWN})
     return result
-
-
-def _draws(machine: Machine, player: Instance) -> bool:
-    held = (machine.store.get(player.number, name) for name in machine.store.names(player.number))
-    return any(DRAWN in tags_of(value) for value in held if value is not None)
 
 
 def _is_own(receiver: Value) -> bool:

@@ -40,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
-from ddpdoctor.source.script.module import descend, dotted, last_name
+from ddpdoctor.source.script.module import descend, dotted, last_name, once_each
 from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER, SHARDED_WRAPPER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
@@ -276,14 +276,13 @@ def _joins(machine: Machine, option: Value) -> bool:
     """Return whether a class of the project, or that of a method's object, makes the process group."""
     owner = option.receiver if isinstance(option, Function) else option
     owner = owner.cls if isinstance(owner, Instance) else owner
-    if not isinstance(owner, ProjectClass):
-        return False
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_joining", {})
-    if owner.node not in known:
-        known[owner.node] = any(
-            isinstance(node, ast.Call) and last_name(node.func) == "init_process_group" for node in descend(owner.node)
-        )
-    return known[owner.node]
+    return isinstance(owner, ProjectClass) and _makes_group(machine, owner.node)
+
+
+@once_each
+def _makes_group(machine: Machine, cls: ast.ClassDef) -> bool:
+    calls = (node for node in descend(cls) if isinstance(node, ast.Call))
+    return any(last_name(call.func) == "init_process_group" for call in calls)
 
 
 def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:

@@ -27,6 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import TORCHS, chooses_keys, of_own_data
+from ddpdoctor.source.script.module import once_each
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
@@ -124,17 +125,13 @@ _HANDS_ON = "__getattr__"
 _ADDED = frozenset({"__init__", _HANDS_ON})
 
 
+@once_each
 def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a class derives from DDP directly and changes nothing that checks rely on."""
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_thin_wraps", {})
-    if cls.node not in known:
-        module = machine.script.module(cls.module)
-        known[cls.node] = (
-            module is not None
-            and [module.resolve(base) for base in cls.node.bases] == [DDP]
-            and (all(_changes_nothing(statement) for statement in cls.node.body))
-        )
-    return known[cls.node]
+    module = machine.script.module(cls.module)
+    if module is None or [module.resolve(base) for base in cls.node.bases] != [DDP]:
+        return False
+    return all(map(_changes_nothing, cls.node.body))
 
 
 def wrap_by_class(

@@ -300,7 +300,7 @@ def make_device(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     positional = given.positional
     if len(positional) > 1 and constant(positional[0]) == "cuda":
         note_device(machine, node, "device", Arguments(positional[1:2]))
-        return by_rank(lambda index: _text_of_device(index), positional[1])
+        return by_rank(_text_of_device, positional[1])
     return positional[0] if len(positional) == 1 else derived(positional)
 
 
@@ -551,8 +551,7 @@ def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
     """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
-    scope = machine.scope_modules.get(module.name, -1)
-    held = [machine.store.get(scope, name) for name in machine.store.names(scope)]
+    held = machine.store.held(machine.scope_modules.get(module.name, -1))
     classes = tuple(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
     if len(classes) > MAXIMUM_OPTIONS:
         return None
