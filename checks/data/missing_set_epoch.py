@@ -37,7 +37,7 @@ from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.module import Module, Scope
+from ddpdoctor.source.script.module import Module, Scope, last_name
 from ddpdoctor.source.script.script import Script
 
 # The fix of a sampler that is never told the epoch.
@@ -76,9 +76,9 @@ def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attri
 def counter_of(loop: ast.For) -> str:
     """Return the name that counts the epochs; empty when the loop does not count, or counts in another variable."""
     iterable: ast.expr = loop.iter
-    while isinstance(iterable, ast.Call) and _last_name(iterable.func) in _WRAPPING and iterable.args:
+    while isinstance(iterable, ast.Call) and last_name(iterable.func) in _WRAPPING and iterable.args:
         iterable = iterable.args[0]
-    if isinstance(iterable, ast.Call) and _last_name(iterable.func) in _COUNTING and isinstance(loop.target, ast.Name):
+    if isinstance(iterable, ast.Call) and last_name(iterable.func) in _COUNTING and isinstance(loop.target, ast.Name):
         return loop.target.id
     return ""
 
@@ -117,10 +117,6 @@ def _precedes(module: Module, statement: ast.stmt, loop: ast.For) -> bool:
 
 def _scope(module: Module, node: ast.AST) -> ast.AST:
     return next((around for around in module.ancestors(node) if isinstance(around, Scope)), module.tree)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 CHECK = Check(

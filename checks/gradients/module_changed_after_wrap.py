@@ -48,10 +48,9 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode
-from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
+from ddpdoctor.source.queries.parameters import HAS_PARAMETERS, fits_on_several
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
     innermost_loop,
@@ -196,10 +195,7 @@ def unfreezing_callbacks(projection: Projection) -> Iterator[tuple[Event, Event]
     They freeze in ``setup``, before the strategy wraps the module, so that DDP never lists what they unfreeze later.
     """
     machine = projection.machine
-    for fit in _fits_on_several(projection):
-        trainer = machine.object(fit.receiver) if fit.receiver is not None else None
-        if trainer is None:
-            continue
+    for fit, trainer in fits_on_several(projection):
         given = trainer.named.get("callbacks")
         for value in given.values if isinstance(given, SequenceValue) else (given,):
             made = machine.object(value) if value is not None else None
@@ -212,7 +208,7 @@ def unfrozen_in_hooks(projection: Projection) -> Iterator[tuple[Event, Event]]:
 
     With its ``fit``.
     """
-    fit = next(_fits_on_several(projection), None)
+    fit, _ = next(fits_on_several(projection), (None, None))
     if fit is None:
         return
     frozen: set[str] = set()
@@ -229,14 +225,6 @@ def unfrozen_in_hooks(projection: Projection) -> Iterator[tuple[Event, Event]]:
             frozen.discard(text)
         else:
             frozen.add(text)
-
-
-def _fits_on_several(projection: Projection) -> Iterator[Event]:
-    """Yield the calls of ``fit`` of Trainers with several ranks."""
-    for event in projection.in_course("collective"):
-        trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        if event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer):
-            yield event
 
 
 def _switched(event: Event) -> bool | None:

@@ -61,8 +61,9 @@ def unused_parts(projection: Projection) -> Iterator[Verdict]:
     """
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
+    fits = [fit for fit, one in fits_on_several(projection) if not searches_unused(projection.machine, one)]
     seen, left = set[ast.ClassDef](), set[tuple[ast.ClassDef, str]]()
-    for wrap in (*demanding, *_lightning_fits(projection), *searching):
+    for wrap in (*demanding, *fits, *searching):
         module = _module_of(wrap)
         models = [] if module is None or isinstance(module, PerRank) else list(options_of(module))
         found = [list(_unused_in(projection, wrap, model, seen, left, hidden=wrap in searching)) for model in models]
@@ -176,13 +177,12 @@ def _searches(wrap: Event) -> bool:
     return wrap.complete and flag is not None and constant(flag) is True
 
 
-def _lightning_fits(projection: Projection) -> Iterator[Event]:
-    """Yield the trainings by a Trainer of Lightning that wraps its module in DDP and waits for all gradients."""
+def fits_on_several(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield the trainings by Trainers of Lightning with several ranks, and their Trainers."""
     for event in projection.in_course("collective"):
         trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        fits = event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer)
-        if fits and trainer is not None and not searches_unused(projection.machine, trainer):
-            yield event
+        if event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer):
+            yield event, trainer
 
 
 def needless_searches(projection: Projection) -> Iterator[tuple[Event, int]]:
