@@ -38,6 +38,8 @@ Place: TypeAlias = Location | Reached | None
 Numbers: TypeAlias = Mapping[str, int | float]
 Reason: TypeAlias = tuple[str, Place] | tuple[str, Place, Numbers] | tuple[str, Place, Numbers, int]
 """A sentence, its place, the numbers in it, and the rank that it is about, as ``Fact`` has them."""
+Reasons: TypeAlias = Reason | Iterable[Reason]
+"""One of them or several."""
 
 
 class Via(msgspec.Struct, frozen=True):
@@ -55,13 +57,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     locations: Location | tuple[Location | None, ...] | None = None
     ranks: tuple[int, ...] = ()
-    because: tuple[Reason, ...] = ()
+    because: Reason | tuple[Reason, ...] = ()
     remedy: str = ""
     """Empty for the one that the check has for all."""
     severity: Severity | None = None
     """None: as bad as the check says."""
     what_if: tuple[str, ...] = ()
     """As ``Check.finding`` takes it."""
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """All that it is known by."""
+        return _reasons(self.because)
 
     @property
     def places(self) -> tuple[Location, ...]:
@@ -108,14 +115,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     def finding(
         self,
-        basis: Basis,
         title: str,
         *,
         remedy: str,
+        basis: Basis = "source",
         locations: Location | Iterable[Location | None] | None = None,
         ranks: tuple[int, ...] = (),
         evidence: Iterable[Fact] = (),
-        because: Iterable[Reason] = (),
+        because: Reasons = (),
         severity: Severity | None = None,
         what_if: tuple[str, ...] = (),
         role: Literal["", "cause", "echo"] = "",
@@ -135,7 +142,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             ranks=ranks,
             locations=_known(locations),
             basis=frozenset({basis}),
-            evidence=(*(_fact(basis, *reason) for reason in because), *evidence),
+            evidence=(*(_fact(basis, *reason) for reason in _reasons(because)), *evidence),
             remedy=remedy,
             what_if=what_if,
             role=role,
@@ -158,12 +165,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     def _finding_of(self, basis: Basis, verdict: Verdict, remedy: str) -> Finding:
         return self.finding(
-            basis,
             verdict.sentence,
+            basis=basis,
             remedy=verdict.remedy or remedy,
             locations=verdict.places,
             ranks=verdict.ranks,
-            because=verdict.because,
+            because=verdict.reasons,
             severity=verdict.severity,
             what_if=verdict.what_if,
         )
@@ -188,6 +195,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         Its module is imported as late as that of ``judged_by``.
         """
         return lambda record: getattr(import_module(f"ddpdoctor.{module}"), name)(self, record, *arguments)
+
+
+def _reasons(because: Reasons) -> tuple[Reason, ...]:
+    several = tuple(because)
+    return (several,) if several and isinstance(several[0], str) else several  # type: ignore[return-value]
 
 
 def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None, rank: int | None = None) -> Fact:

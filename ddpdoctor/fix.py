@@ -13,7 +13,8 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,9 +22,12 @@ from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Finding, Location
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.vocabulary import canonical
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.script.script import Script
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -51,6 +55,32 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     edits: tuple[Edit, ...]
     safe: bool
     """It only does what the finding asks for; a fix that may change what else the script does is shown, not made."""
+
+
+def fix_of(finding: Finding, description: str, *edits: Edit | None, safe: bool = False) -> Iterator[Fix]:
+    """Yield the fix of a finding that some edits are together; none where one of them cannot be made."""
+    made = tuple(edit for edit in edits if edit is not None)
+    if finding.location is not None and len(made) == len(edits):
+        yield Fix(code=finding.code, description=description, location=finding.location, edits=made, safe=safe)
+
+
+def call_at(script: Script, finding: Finding) -> tuple[Module, ast.Call] | None:
+    """Return the call that a finding is about, by its place, with its module."""
+    place = finding.location
+    for module in script.modules if place is not None else ():
+        for call in module.index.of(ast.Call) if place is not None and str(module.path) == place.file else ():
+            if module.location(call) == place:
+                return module, call
+    return None
+
+
+def instead(module: Module, node: ast.AST, text: str) -> Edit:
+    """Write ``text`` over a node."""
+    place = module.location(node)
+    start, end = (place.line, place.column), (place.end_line, place.end_column)
+    return Edit(
+        file=str(module.path), line=start[0], column=start[1], end_line=end[0], end_column=end[1], replacement=text
+    )
 
 
 def insertion(module: Module, line: int, column: int, text: str) -> Edit:

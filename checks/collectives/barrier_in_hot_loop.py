@@ -71,13 +71,12 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event, backward, meeting in every_step(whole_projection(script)):
         is_barrier = event.name in BARRIERS
         yield CHECK.finding(
-            "source",
             f"every training step waits in {event.name}, though {meeting} synchronises the ranks already"
             if is_barrier
             else f"every training step runs {event.name} for a number that is only displayed",
             remedy=_remedy(meeting) if is_barrier else "Reduce it only in steps that log it, or once per epoch.",
             locations=event.location,
-            because=(("this backward runs in the same iteration", backward.location),),
+            because=("this backward runs in the same iteration", backward.location),
             severity=None if is_barrier else Severity.ADVICE,
         )
 

@@ -43,7 +43,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
 from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -92,28 +92,27 @@ def in_source(script: Script) -> Iterator[Finding]:
             same.append(parting)
     for parting, *others in decisions:
         also = [
-            Fact(text=f"`{other.condition}` depends on it as well", basis="source", location=other.location)
+            Fact(text=f"`{other.condition}` depends on it as well", basis="source", location=other.test.location)
             for other in others
         ]
         yield CHECK.finding(
-            "source",
             _title(parting),
             remedy=_remedy(parting),
-            locations=(parting.location, parting.collective_location),
+            locations=(parting.test.location, parting.event.location),
             evidence=(*_evidence(parting), *also),
             severity=Severity.ADVICE if parting.how == "raise" or parting.of_inputs else None,
         )
 
 
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
-    asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'depends on'} {WORDS[parting.kind]}"
+    asked = f"`{parting.condition}` {'is' if parting.test.kind == 'order' else 'depends on'} {WORDS[parting.test.kind]}"
     needed = f"every rank must reach this {parting.collective} together"
-    if parting.collective == _WRAP and parting.kind == "order":
+    if parting.collective == _WRAP and parting.test.kind == "order":
         needed = "DDP pairs the parameters and buffers of the ranks by their position in the model"
     elif parting.how == "callback":
         needed = f"all ranks have to do the same things in this {parting.collective}"
-    first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
-    return first, Fact(text=needed, basis="source", location=parting.collective_location)
+    first = Fact(text=asked, basis="source", location=parting.test.location, stack=parting.test.chain)
+    return first, Fact(text=needed, basis="source", location=parting.event.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -132,11 +131,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             title, ranks = f"{skip.sentence}; then {title}", skip.named
             places = tuple(dict.fromkeys((*skip.locations, *places)))
         facts = describe.facts(divergence, basis)
-        yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
+        yield CHECK.finding(title, basis=basis, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
     elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
         luck = f"{skip.sentence}, and nothing hung only because other ranks skipped as many"
         yield CHECK.finding(
-            basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
+            luck, basis=basis, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
         )
     yield from _models_apart(record)
 
@@ -153,42 +152,42 @@ def _models_apart(record: RunRecord) -> Iterator[Finding]:
         what = "the parameters" if name == "parameters" else f"`{name}`"
         one, another = texts[low][place], texts[other][place]
         yield CHECK.finding(
-            record.job.kind,
             f"ranks {low} and {other} have {what} of {wraps[low].module_class or 'the model'} in different orders, and "
             "DDP pairs parameters by their place",
+            basis=record.job.kind,
             remedy=_REMEDIES["loop"],
             locations=site_location(record.site(wraps[low].site)),
             ranks=(low, other),
-            because=((f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),),
+            because=(f"number {place} is `{one}` on rank {low}, `{another}` on rank {other}", None),
             severity=None if name == "parameters" else Severity.WARNING,
         )
 
 
 def _title(parting: OwnParting) -> str:
-    line = f"{parting.collective} at line {parting.collective_location.line}"
+    line = f"{parting.collective} at line {parting.event.location.line}"
     if parting.how == "raise":
-        return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.kind]}"
-    if parting.kind == "order":
-        return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
+        return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.test.kind]}"
+    if parting.test.kind == "order":
+        return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.test.kind]}"
     if _logs_own_keys(parting):
-        return f"ranks may log other keys in {line}: {WORDS[parting.kind]} decides which"
+        return f"ranks may log other keys in {line}: {WORDS[parting.test.kind]} decides which"
     if parting.how == "loop":
-        return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
+        return f"ranks may run {line} a different number of times: {WORDS[parting.test.kind]} decides how often"
     decides = "tells this rank alone how to go on in" if parting.how == "callback" else "decides whether this rank runs"
-    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
+    return f"`{parting.condition}` depends on {WORDS[parting.test.kind]} and {decides} {line}"
 
 
 def _logs_own_keys(parting: OwnParting) -> bool:
-    return parting.how == "loop" and parting.kind != "order" and parting.collective.endswith(OF_ALL_RANKS)
+    return parting.how == "loop" and parting.test.kind != "order" and parting.collective.endswith(OF_ALL_RANKS)
 
 
 def _remedy(parting: OwnParting) -> str:
-    own = _REMEDIES.get(parting.kind) if parting.kind == "guard" else None
+    own = _REMEDIES.get(parting.test.kind) if parting.test.kind == "guard" else None
     if _logs_own_keys(parting):
         return _LOG_ALL
-    if parting.how == "loop" and parting.kind == "batch" and "backward" in parting.collective:
+    if parting.how == "loop" and parting.test.kind == "batch" and "backward" in parting.collective:
         return _SKIP_TOGETHER
-    return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)
+    return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.test.kind, _TOGETHER)
 
 
 # Collectives that ranks call by what their own data is.
@@ -209,33 +208,35 @@ WORDS: Mapping[OwnKind, str] = {
 _ASKS_FINITE = regex(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
 
 
-class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
+class OwnParting(msgspec.Struct, frozen=True, eq=False):
     """A condition of a rank's own that decides over collectives."""
 
     how: Literal["branch", "loop", "raise", "callback"]
     """It chooses an arm, bounds a loop, ends the rank, or has a callback tell a Trainer what to do next."""
-    kind: OwnKind
-    condition: str
-    """Source of the condition."""
-    location: Location
+    test: OwnTest
     """The condition, or what the loop goes over."""
-    chain: tuple[Frame, ...]
-    collective: str
+    event: Event
     """The first collective that only one of the outcomes runs."""
-    collective_location: Location
-    asked: frozenset[str]
-    """The variables and attributes in the condition."""
-    loop: ast.AST | None
-    """The outermost loop of its function around it."""
     of_inputs: bool = False
     """It asks for files that nothing in the job makes: ranks see the same unless a disk is missing."""
 
+    @property
+    def condition(self) -> str:
+        """Source of the condition."""
+        return self.test.module.excerpt(self.test.node)
+
+    @property
+    def collective(self) -> str:
+        """What the collective is called."""
+        return _WRAP if self.event.kind == "wrap" else self.event.name
+
     def is_one_with(self, other: OwnParting) -> bool:
         """Return whether another condition of the same function asks the same variable: one decision to agree on."""
-        here, there = self.chain[0], other.chain[0]
-        alike = (self.how, self.kind, self.of_inputs) == (other.how, other.kind, other.of_inputs)
-        near = (here.file, here.function, self.loop) == (there.file, there.function, other.loop)
-        return alike and near and bool(self.asked & other.asked)
+        here, there = self.test.chain[0], other.test.chain[0]
+        alike = (self.how, self.test.kind, self.of_inputs) == (other.how, other.test.kind, other.of_inputs)
+        loops = (_outermost_loop(one.test) for one in (self, other))
+        near = (here.file, here.function, next(loops)) == (there.file, there.function, next(loops))
+        return alike and near and not set(_words(self.test.node)).isdisjoint(_words(other.test.node))
 
 
 def own_partings(projection: Projection) -> Iterator[OwnParting]:
@@ -253,9 +254,8 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
             place = event.location
             if test.node not in seen and (place.file, place.line) not in told:
                 seen.add(test.node)
-                found = _described(test, how, event)
                 inputs = test.kind == "files" and not _is_made(made, test, event)
-                yield msgspec.structs.replace(found, of_inputs=inputs)
+                yield OwnParting(how, test, event, inputs)
     yield from _raises(projection, seen)
     yield from _trainers_stopped(projection)
     yield from in_order
@@ -276,7 +276,7 @@ def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnPar
             asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
-        yield _described(OwnTest(order, module, "order", event.chain), "loop", event)
+        yield OwnParting("loop", OwnTest(order, module, "order", event.chain), event)
 
 
 _Made = tuple[Event, frozenset[str]]
@@ -401,7 +401,7 @@ def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
             continue
         if _ASKS_FINITE.search(test.module.excerpt(test.node, 1_000)):
             seen.add(test.node)
-            yield _described(test, "raise", trained)
+            yield OwnParting("raise", test, trained)
 
 
 def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
@@ -421,27 +421,13 @@ def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
             kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None
             if kind is not None and trained is not None and not agreed:
                 frame = Frame(str(module.path), test.lineno, getattr(body, "name", ""))
-                yield _described(OwnTest(test.test, module, kind, (frame,)), "callback", trained)
+                yield OwnParting("callback", OwnTest(test.test, module, kind, (frame,)), trained)
 
 
 def _orders(statement: ast.stmt) -> bool:
     """Return whether a statement tells a Trainer to do something that all of its ranks do together."""
     return isinstance(statement, ast.Assign) and any(
         isinstance(target, ast.Attribute) and _ORDERS.match(target.attr) for target in statement.targets
-    )
-
-
-def _described(test: OwnTest, how: Literal["branch", "loop", "raise", "callback"], event: Event) -> OwnParting:
-    return OwnParting(
-        how=how,
-        kind=test.kind,
-        condition=test.module.excerpt(test.node),
-        location=test.location,
-        chain=test.chain,
-        collective=_WRAP if event.kind == "wrap" else event.name,
-        collective_location=event.location,
-        asked=frozenset(_words(test.node)),
-        loop=_outermost_loop(test),
     )
 
 

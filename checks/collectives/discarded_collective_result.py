@@ -107,9 +107,8 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
     first = min(uses, key=lambda node: (node.lineno, node.col_offset), default=None)
     if first is not None and isinstance(first.ctx, ast.Load):
         yield CHECK.finding(
-            "source",
             f"{collective} returns its result and leaves `{name}` unchanged; the result is discarded",
             remedy=f"Assign it: {name} = {module.excerpt(call)}.",
             locations=module.location(call),
-            because=((f"`{name}` is used here, with this rank's own value", module.location(first)),),
+            because=(f"`{name}` is used here, with this rank's own value", module.location(first)),
         )

@@ -81,7 +81,7 @@ def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Verd
             "different batches than the others, and it will be a step short at the end unless they skip as many",
             locations=location,
             ranks=(rank,),
-            because=((more, location, {"batches": lead, "step": step}, rank),),
+            because=(more, location, {"batches": lead, "step": step}, rank),
             severity=Severity.WARNING,
         )
 
@@ -133,7 +133,7 @@ def find_model_mismatch(record: RunRecord) -> Verdict | None:
         sentence=f"the ranks build DDP from different models: {told}",
         locations=location,
         ranks=tuple(sorted(said)),
-        because=((f"message of DDP's constructor: {message}", None),),
+        because=(f"message of DDP's constructor: {message}", None),
     )
 
 

@@ -83,11 +83,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             if absent.bit_count() < there.bit_count():
                 remedy = f"Give it a value on {ranks_text(absent)} as well."
             yield CHECK.finding(
-                "source",
                 title,
                 remedy=remedy,
                 locations=event.location,
-                because=((f"this call chain leads {ranks_text(event.ranks)} here", event),),
+                because=(f"this call chain leads {ranks_text(event.ranks)} here", event),
             )
 
 

@@ -122,7 +122,6 @@ def _finding(
     if isinstance(handler.body[-1], _JUMPS):
         because.append(("the rank leaves here, alone", module.location(handler.body[-1])))
     return CHECK.finding(
-        "source",
         f"a rank that fails here skips {missed.name} at line {missed.location.line} and continues, while the others "
         "wait for it",
         remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them skip "

@@ -103,7 +103,6 @@ def _suspected(
     """Return the finding that ranks wait in a collective meanwhile; ``condition`` says what the others do not pass."""
     place = meeting.location
     return CHECK.finding(
-        "source",
         title,
         remedy=remedy,
         locations=(location, place, condition[1]),
@@ -143,18 +142,16 @@ def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
         place = site_location(wait.site)
         name = group_name(group, record.job.world_size)
         yield CHECK.finding(
-            "run",
             f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
+            basis="run",
             remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
             severity=Severity.ADVICE,
             locations=place,
             ranks=wait.late,
             because=(
-                (
-                    f"the longest wait was {duration_text(wait.waited_ns)}",
-                    place,
-                    {"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
-                ),
+                f"the longest wait was {duration_text(wait.waited_ns)}",
+                place,
+                {"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
             ),
         )
 
@@ -165,17 +162,15 @@ def _finding(
     from ddpdoctor.diagnosis.wording import duration_text
 
     return CHECK.finding(
-        record.job.kind,
         title,
+        basis=record.job.kind,
         remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
         locations=places,
         ranks=late,
         because=(
-            (
-                f"the timeout of the group is {duration_text(timeout_ns)}",
-                places[0],
-                {"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
-            ),
+            f"the timeout of the group is {duration_text(timeout_ns)}",
+            places[0],
+            {"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
         ),
     )
 

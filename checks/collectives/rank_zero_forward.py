@@ -72,12 +72,11 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield finding_of(CHECK, parting, _REMEDY_SHARDED if parting.collective == SHARDED_FORWARD else _REMEDY)
     for forward, guard in lone_forwards(projection):
         yield CHECK.finding(
-            "source",
             f"this forward of a DDP model with buffers is run by {ranks_text(forward.ranks)} only: without gradients "
             "it works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
             locations=(forward.location, None if guard is None else guard.location),
-            because=(("this forward broadcasts the buffers when a training step came before", forward),),
+            because=("this forward broadcasts the buffers when a training step came before", forward),
             severity=Severity.WARNING,
         )
 
@@ -94,8 +93,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if divergence is not None:
         lone = lone_turns(divergence, record)
         yield CHECK.finding(
-            basis,
             describe.lone_forward(divergence, lone),
+            basis=basis,
             remedy=_REMEDY if record.wraps else _REMEDY_SHARDED,
             locations=describe.locations(divergence),
             ranks=tuple(turn.rank for turn in lone),

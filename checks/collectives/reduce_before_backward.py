@@ -52,13 +52,12 @@ def in_source(script: Script) -> Iterator[Finding]:
     for reduced in reduced_losses(whole_projection(script)):
         place = reduced.backward.location
         yield CHECK.finding(
-            "source",
             f"{reduced.collective.name} changes `{reduced.name}` in place before its backward at line {place.line}, "
             "which is not aware of it",
             remedy=f"Call backward on the local `{reduced.name}`; DDP averages the gradients. Reduce a detached copy "
             "for the log.",
             locations=(reduced.collective.location, place),
-            because=(("backward starts from the same tensor here", place),),
+            because=("backward starts from the same tensor here", place),
         )
 
 
@@ -73,15 +72,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         site, backward = record.site(number), record.site(backward_number)
         places = [location for location in map(site_location, (site, backward)) if location is not None]
         yield CHECK.finding(
-            record.job.kind,
             f"the loss is changed in place by the collective at {place(site.innermost)} before its backward at "
             f"{place(backward.innermost)}, which is not aware of it",
+            basis=record.job.kind,
             remedy="Call backward on the local loss; DDP averages the gradients. Reduce a detached copy for the log.",
             locations=tuple(places),
             because=(
-                (
-                    f"{rank_list(ranks)} {verb(ranks, 'starts', 'start')} the backward from the reduced tensor",
-                    places[-1] if places else None,
-                ),
+                f"{rank_list(ranks)} {verb(ranks, 'starts', 'start')} the backward from the reduced tensor",
+                places[-1] if places else None,
             ),
         )

@@ -64,10 +64,10 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             stack=own.frames,
         )
         yield CHECK.finding(
-            "rehearsal",
             f"the thread {first.thread} calls collectives of {group} at {place(theirs.innermost)} while another "
             f"thread calls {first.kind} of it at {place(own.innermost)}: their order is chance"
             + (f"; {describe.title(divergence)}" if divergence is not None and parted else ""),
+            basis="rehearsal",
             remedy="Give the thread a group of its own: group = dist.new_group() on all ranks, and group=group in its "
             "collectives; process_group=group for a checkpoint that is saved meanwhile.",
             locations=map(site_location, (theirs, own)),

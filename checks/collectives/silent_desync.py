@@ -105,8 +105,8 @@ def _desync(record: RunRecord, divergence: Divergence | None, found: Verdict, *,
         consequences.append(f"in the end {describe.title(divergence)}")
         at_end, facts = describe.locations(divergence), describe.facts(divergence, record.job.kind)
     return CHECK.finding(
-        record.job.kind,
         f"{found.sentence}: {', and '.join(consequences)}",
+        basis=record.job.kind,
         remedy=_SKIP_TOGETHER,
         locations=tuple(dict.fromkeys((*found.places, *at_end))),
         ranks=found.ranks,

@@ -61,7 +61,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield finding_of(CHECK, parting, _REMEDY)
     for made in repeated_groups(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
             remedy="Make the group once, before the loop.",
             locations=made.location,
@@ -82,9 +81,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         site = record.site(number)
         location = site_location(site)
         yield CHECK.finding(
-            record.job.kind,
             f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
             f"without {verb(ranks, 'it', 'them')}, which has no effect there",
+            basis=record.job.kind,
             remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
             locations=location,
             ranks=tuple(sorted(ranks)),

@@ -70,11 +70,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event, compared in compared_sums(whole_projection(script)):
         place = event.module.location(compared)
         yield CHECK.finding(
-            "source",
             f"`{event.module.excerpt(compared, 60)}` compares sums over the ranks, which are not labels",
             remedy="Compare on every rank, then all-reduce the number of samples that are right, and that of all.",
             locations=(event.location, place),
-            because=(("both sides were summed over the ranks before", place),),
+            because=("both sides were summed over the ranks before", place),
         )
 
 
@@ -317,11 +316,10 @@ def _shown_in(part: _Part, event: Event, name: str) -> Iterator[Finding]:
     if calls:
         shown = part.module.location(min(calls, key=lambda call: call.lineno))
         yield CHECK.finding(
-            "source",
             f"`{name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",
             remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
             locations=(event.location, shown),
-            because=((f"`{name}` is shown here, undivided", shown),),
+            because=(f"`{name}` is shown here, undivided", shown),
         )
 
 

@@ -245,7 +245,7 @@ def _barrier(kind: str, site: Site, told: str, numbers: Numbers, **mild: Any) ->
     return Verdict(
         sentence=f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
         locations=location,
-        because=((f"each rank called it {numbers['calls']:,} times", Via(location, site.frames), numbers),),
+        because=(f"each rank called it {numbers['calls']:,} times", Via(location, site.frames), numbers),
         **mild,
     )
 

@@ -71,11 +71,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report downloads that all ranks do at the same time, one finding for a directory."""
     for what, downloads in by_directory(shared_downloads(whole_projection(script))):
         yield CHECK.finding(
-            "source",
             _SENTENCES.get(what, f"every rank {what} to the same path at once"),
             remedy=REMEDY,
             locations=map(_place, downloads),
-            because=(("no rank test or barrier lets one rank go first", downloads[0]),),
+            because=("no rank test or barrier lets one rank go first", downloads[0]),
         )
 
 

@@ -35,14 +35,14 @@ def held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance | 
     if isinstance(value, (Instance, ExternalObject)) and value.number not in seen:
         seen.add(value.number)
         made = machine.events.get(value.number)
-        parts: list[Value | None] = [] if made is None else [*made.positional, *made.named.values()]
+        parts: list[Value] = [] if made is None else [*made.positional, *made.named.values()]
         if isinstance(value, Instance):
             yield value
-            parts += [machine.store.get(value.number, name) for name in machine.store.names(value.number)]
+            parts += machine.store.held(value.number)
         elif made is not None:
             yield made
         for part in parts:
-            yield from held(machine, part or NONE, seen)
+            yield from held(machine, part, seen)
     elif not isinstance(value, (Instance, ExternalObject)):
         for part in parts_of(value):
             yield from held(machine, part, seen)

@@ -74,19 +74,17 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report common seeds from which augmentation draws."""
     for seed, draw, library in shared_augmentations(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
             remedy=REMEDY,
             locations=seed.location,
-            because=((f"a draw from {library} per item", draw),),
+            because=(f"a draw from {library} per item", draw),
         )
     for seed, draw in shared_noise(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
             remedy=REMEDY,
             locations=seed.location,
-            because=(("a draw in every step", draw),),
+            because=("a draw in every step", draw),
         )
 
 

@@ -48,7 +48,7 @@ from ddpdoctor.checks.data.epochs_source import (
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.fix import Edit, Fix, imported, with_keyword
+from ddpdoctor.fix import Edit, Fix, fix_of, imported, instead, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -97,7 +97,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         made = batches.name if isinstance(batches, ExternalObject) else ""
         model, through = _BY_ENGINE if by_engine(backward) else _BY_SHARDS if by_shards(backward) else _BY_DDP
         yield CHECK.finding(
-            "source",
             f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
             remedy=batches_remedy(made if made in OF_TORCH else "the batch sampler")
             if own_batches
@@ -126,7 +125,6 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
             else "nothing in this IterableDataset depends on the rank"
         )
         yield CHECK.finding(
-            "source",
             f"every rank trains on the same items: {why}",
             remedy=DEAL_OUT
             if by_worker or workers_of(projection, loader) > 1
@@ -138,17 +136,11 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
     for repeated in repeated_streams(projection):
         stream = repeated.stream.node
         yield CHECK.finding(
-            "source",
             f"each rank trains on every sample {repeated.workers} times: the {repeated.workers} workers of this "
             "DataLoader all go through the same items",
             remedy=DEAL_OUT,
             locations=repeated.feeding.loader.location,
-            because=(
-                (
-                    f"nothing in {stream.name} asks which worker it is in",
-                    repeated.module.head_location(stream),
-                ),
-            ),
+            because=(f"nothing in {stream.name} asks which worker it is in", repeated.module.head_location(stream)),
             evidence=(_reaches(repeated.feeding.backward, "DistributedDataParallel"),),
         )
 
@@ -204,7 +196,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     It is never safe: the batches of a step become others, and an epoch is as many times shorter as there are ranks.
     """
     module, call = feeding.loader.module, feeding.loader.node
-    if not isinstance(call, ast.Call) or finding.location is None or len(call.args) > 2:
+    if not isinstance(call, ast.Call) or len(call.args) > 2:
         return
     dataset = next((word.value for word in call.keywords if word.arg == "dataset"), call.args[0] if call.args else None)
     name = imported(module, DISTRIBUTED_SAMPLER)
@@ -212,40 +204,22 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
         return
     shuffles = constant(feeding.loader.argument("shuffle", 2) or NONE) is True or "sampler" in feeding.loader.named
     sampler = f"{name[0]}({module.segment(dataset)}{'' if shuffles else ', shuffle=False'})"
-    edits = _with_sampler(module, call, sampler)
-    if edits is None:
-        return
+    edit = _with_sampler(module, call, sampler)
     epochs = loop_of_epochs(feeding)
     told = set_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
-    yield Fix(
-        code=finding.code,
-        description=f"give the loader sampler={sampler}" + (", and set its epoch" if told else ""),
-        location=finding.location,
-        edits=(*edits, *name[1], *((told,) if told else ())),
-        safe=False,
-    )
+    description = f"give the loader sampler={sampler}" + (", and set its epoch" if told else "")
+    yield from fix_of(finding, description, edit, *name[1], *((told,) if told else ()))
 
 
-def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, ...] | None:
+def _with_sampler(module: Module, call: ast.Call, sampler: str) -> Edit | None:
     """Write the sampler over ``shuffle`` or the sampler that is there, or behind the other arguments."""
     words = {word.arg: word for word in call.keywords}
     if "batch_sampler" in words or None in words or {"sampler", "shuffle"} <= words.keys():
         return None
     old = words.get("sampler") or words.get("shuffle")
     if old is None:
-        edit = with_keyword(module, call, "sampler", sampler)
-        return None if edit is None else (edit,)
-    place = module.location(old)
-    return (
-        Edit(
-            file=str(module.path),
-            line=place.line,
-            column=place.column,
-            end_line=place.end_line,
-            end_column=place.end_column,
-            replacement=f"sampler={sampler}",
-        ),
-    )
+        return with_keyword(module, call, "sampler", sampler)
+    return instead(module, old, f"sampler={sampler}")
 
 
 # Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.
@@ -284,7 +258,6 @@ def alike_readers(projection: Projection) -> Iterator[Finding]:
             made, name, position = found
             seen.add(made)
             yield CHECK.finding(
-                "source",
                 f"every rank trains on the same batches: {name} reads on from one position, whatever the rank",
                 remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on "
                 "by the world size times that.",

@@ -34,10 +34,10 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import KEPT_COPIES, ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Edit, Fix, first_in_body
+from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.module import Module, Scope
+from ddpdoctor.source.script.module import Module, Scope, last_name
 from ddpdoctor.source.script.script import Script
 
 # The fix of a sampler that is never told the epoch.
@@ -54,20 +54,14 @@ def set_epoch_fix(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
     certainly bound before the loop.
     """
     module, loop = forgotten.epochs.module, forgotten.epochs.node
-    if forgotten.sampler.module is not module or not isinstance(loop, ast.For) or finding.location is None:
+    if forgotten.sampler.module is not module or not isinstance(loop, ast.For):
         return
     epoch, sampler = counter_of(loop), name_bound_before(module, forgotten.sampler.node, loop)
     if not epoch or not sampler:
         return
-    edit = first_in_body(module, loop.body, f"{sampler}.set_epoch({epoch})")
-    if edit is not None:
-        yield Fix(
-            code=finding.code,
-            description=f"call {sampler}.set_epoch({epoch}) at the start of each epoch",
-            location=finding.location,
-            edits=(edit,),
-            safe=True,
-        )
+    call = f"{sampler}.set_epoch({epoch})"
+    edit = first_in_body(module, loop.body, call)
+    yield from fix_of(finding, f"call {call} at the start of each epoch", edit, safe=True)
 
 
 def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
@@ -82,9 +76,9 @@ def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attri
 def counter_of(loop: ast.For) -> str:
     """Return the name that counts the epochs; empty when the loop does not count, or counts in another variable."""
     iterable: ast.expr = loop.iter
-    while isinstance(iterable, ast.Call) and _last_name(iterable.func) in _WRAPPING and iterable.args:
+    while isinstance(iterable, ast.Call) and last_name(iterable.func) in _WRAPPING and iterable.args:
         iterable = iterable.args[0]
-    if isinstance(iterable, ast.Call) and _last_name(iterable.func) in _COUNTING and isinstance(loop.target, ast.Name):
+    if isinstance(iterable, ast.Call) and last_name(iterable.func) in _COUNTING and isinstance(loop.target, ast.Name):
         return loop.target.id
     return ""
 
@@ -125,10 +119,6 @@ def _scope(module: Module, node: ast.AST) -> ast.AST:
     return next((around for around in module.ancestors(node) if isinstance(around, Scope)), module.tree)
 
 
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
 CHECK = Check(
     code="DDP102",
     name="missing-set-epoch",
@@ -151,19 +141,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             continue
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
-            "source",
             _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.location, _made_at(sampler)),
             because=(
-                (
-                    "this loop makes the sampler anew in every turn, of the same data and with the same seed"
-                    if forgotten.anew
-                    else "this loop iterates over the loader several times and never sets the sampler's epoch"
-                    if forgotten.told != "on some ranks"
-                    else "this loop sets the sampler's epoch under a test that not all ranks pass",
-                    epochs.module.head_location(epochs.node),
-                ),
+                "this loop makes the sampler anew in every turn, of the same data and with the same seed"
+                if forgotten.anew
+                else "this loop iterates over the loader several times and never sets the sampler's epoch"
+                if forgotten.told != "on some ranks"
+                else "this loop sets the sampler's epoch under a test that not all ranks pass",
+                epochs.module.head_location(epochs.node),
             ),
         )
     if _keeps_workers(script):
@@ -183,7 +170,6 @@ def _of_workers(script: Script) -> Iterator[Finding]:
     for stale in stale_copies(whole_projection(script)):
         setting = stale.setting
         yield CHECK.finding(
-            "source",
             f"the workers of this DataLoader never see `{setting.name}` set anew: they are kept, with the copies of "
             "the data set that they started with",
             remedy=KEPT_COPIES,

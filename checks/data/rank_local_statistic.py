@@ -64,7 +64,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             told.add(body)
             first, *others = (one for one in statistics if one.module.body_around(one.node) is body)
             yield CHECK.finding(
-                "source",
                 f"`{first.module.excerpt(first.node, 60)}` is of the rank's own data, not reduced over the ranks, and "
                 f"training uses it at line {place.line}: each rank trains another function",
                 remedy="All-reduce the sums and counts that it is made of, broadcast it from one rank, or compute it "

@@ -135,7 +135,7 @@ def _differs(
         sentence=what or f"this {divides} a data set whose order differs between ranks",
         remedy=remedy,
         locations=divided.location,
-        because=((why, cause.location),),
+        because=(why, cause.location),
     )
 
 

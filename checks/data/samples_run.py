@@ -117,10 +117,8 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
                 locations=_places(record, loader),
                 ranks=loader.ranks,
                 because=(
-                    (
-                        f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",
-                        next(iter(_places(record, loader)), None),
-                    ),
+                    f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",
+                    next(iter(_places(record, loader)), None),
                 ),
                 remedy="Seed every rank with the same number before the data set is built, or leave the shuffling to "
                 "the sampler.",
@@ -279,7 +277,7 @@ def judge_randomness(record: RunRecord) -> Iterator[Verdict]:
             "the samples draw from, had the same state on all of them at the first training batch",
             locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), draw),
             ranks=ranks,
-            because=(("fetching the batch drew from it here", draw),),
+            because=("fetching the batch drew from it here", draw),
         )
 
 
@@ -361,11 +359,9 @@ def _judge_evaluations(
         locations=site_location(record.site(entries[0].site)),
         ranks=loader.ranks,
         because=(
-            (
-                "the whole index lists of the ranks over this loader were compared",
-                loader.location,
-                {"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
-            ),
+            "the whole index lists of the ranks over this loader were compared",
+            loader.location,
+            {"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
         ),
     )
     if len({entry.index_digest for entry in entries}) == 1:
@@ -414,11 +410,9 @@ def _counted_twice(
         locations=site_location(record.site(entries[0].site)),
         ranks=loader.ranks,
         because=(
-            (
-                "each rank adds the number of all samples of its part here",
-                site_location(record.site(min(places[entries[0].rank]))),
-                {"samples": total, "samples_counted": counted, "ranks": len(counts)},
-            ),
+            "each rank adds the number of all samples of its part here",
+            site_location(record.site(min(places[entries[0].rank]))),
+            {"samples": total, "samples_counted": counted, "ranks": len(counts)},
         ),
     )
 

@@ -78,11 +78,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report evaluation loops that repeat the same work on every rank."""
     for loop, loader in repeated_evaluations(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "every rank evaluates the whole data set and gets the same result",
             remedy=REMEDIES["repeated"],
             locations=loop.module.head_location(loop.node),
-            because=(("no sampler divides this loader's data set between the ranks", loader.location),),
+            because=("no sampler divides this loader's data set between the ranks", loader.location),
         )
     if calls_any(script, PART_GATHERS):
         yield from _of_gathered(script)
@@ -93,27 +92,23 @@ def _of_gathered(script: Script) -> Iterator[Finding]:
 
     for gather, cut in cut_gathers(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "the parts of all ranks, one after another, are not in the order of the samples: the cut keeps repeated "
             "ones and drops real ones",
             remedy=REMEDIES["cut"],
             locations=gather.module.location(cut),
             because=(
-                (
-                    "these are the results of each rank's part, which DistributedSampler deals out in turns",
-                    gather.location,
-                ),
+                "these are the results of each rank's part, which DistributedSampler deals out in turns",
+                gather.location,
             ),
             severity=Severity.WARNING,
         )
     for pair in paired_out_of_order(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             f"`{pair.module.excerpt(pair.joined, 60)}` is not in the order of the data set that it is compared with: "
             + _WHYS[pair.why],
             remedy=REMEDIES["batches" if pair.why == "batches" else "paired"],
             locations=pair.module.location(pair.node),
-            because=(("each rank gives here what DistributedSampler dealt out to it", pair.gather.location),),
+            because=("each rank gives here what DistributedSampler dealt out to it", pair.gather.location),
             severity=Severity.WARNING,
         )
 

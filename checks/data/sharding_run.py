@@ -164,12 +164,10 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         locations=loader.location,
         ranks=loader.ranks,
         because=(
-            (
-                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ "
-                "between steps",
-                loader.location,
-                {"steps": len(steps), "ranks": len(loader.ranks)},
-            ),
+            f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ "
+            "between steps",
+            loader.location,
+            {"steps": len(steps), "ranks": len(loader.ranks)},
         ),
         remedy=DEAL_OUT if loader.loaders[0].iterable else _remedy(loader),
     )
@@ -202,11 +200,9 @@ def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | 
         locations=loader.location,
         ranks=loader.ranks,
         because=(
-            (
-                f"the digests of the inputs of {workers} training forwards in turn, one of each worker, are equal",
-                loader.location,
-                {"rounds": rounds_each, "workers": workers, "ranks": len(loader.ranks)},
-            ),
+            f"the digests of the inputs of {workers} training forwards in turn, one of each worker, are equal",
+            loader.location,
+            {"rounds": rounds_each, "workers": workers, "ranks": len(loader.ranks)},
         ),
         remedy=DEAL_OUT,
     )
@@ -236,11 +232,9 @@ def _judge_unloaded(record: RunRecord) -> Verdict | None:
         locations=place,
         ranks=ranks,
         because=(
-            (
-                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks",
-                place,
-                {"steps": len(steps), "ranks": len(ranks)},
-            ),
+            f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks",
+            place,
+            {"steps": len(steps), "ranks": len(ranks)},
         ),
         remedy="Draw different batches on each rank: seed what draws them with seed + rank, or give each rank its own "
         "part of the data.",
@@ -292,11 +286,9 @@ def _judge_copies(record: RunRecord) -> Iterator[Verdict]:
             locations=loader.location,
             ranks=loader.ranks,
             because=(
-                (
-                    "the inputs of the first training forwards of each later pass are those of the first one",
-                    loader.location,
-                    {"forwards": len(compared) // len(loader.ranks), "ranks": len(loader.ranks)},
-                ),
+                "the inputs of the first training forwards of each later pass are those of the first one",
+                loader.location,
+                {"forwards": len(compared) // len(loader.ranks), "ranks": len(loader.ranks)},
             ),
             remedy=KEPT_COPIES,
         )
@@ -334,12 +326,10 @@ def _judge(record: RunRecord, loader: Loader) -> Verdict | None:
             f"passes: set_epoch was never called on the {loader.sampler_type or 'sampler'}",
             locations=place,
             because=(
-                (
-                    f"passes {first.ordinal} and {second.ordinal} of this loader have the same digest of {count:,} "
-                    "indices, and set_epoch was not called",
-                    place,
-                    {"samples": count, "passes": len(passes)},
-                ),
+                f"passes {first.ordinal} and {second.ordinal} of this loader have the same digest of {count:,} "
+                "indices, and set_epoch was not called",
+                place,
+                {"samples": count, "passes": len(passes)},
             ),
         )
     if alike is None and not never_called and not any(entry.stale for entry in passes):
@@ -432,11 +422,9 @@ def overlapping_shards(record: RunRecord) -> Iterator[Verdict]:
                 locations=tuple(dict.fromkeys((sampler, loader.location))),
                 ranks=loader.ranks,
                 because=(
-                    (
-                        cause,
-                        sampler or loader.location,
-                        {"samples_shared": drawn - union, "samples_left_out": left_out},
-                    ),
+                    cause,
+                    sampler or loader.location,
+                    {"samples_shared": drawn - union, "samples_left_out": left_out},
                 ),
             )
 

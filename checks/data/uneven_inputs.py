@@ -102,8 +102,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         hang = () if divergence is None else describe.facts(divergence, basis)
         divergence, consequence = None, f"; then {describe.title(divergence)}" if divergence is not None else ""
         yield CHECK.finding(
-            basis,
             uneven.sentence + consequence,
+            basis=basis,
             remedy=_REMEDY if record.wraps else f"{_EVEN}.",
             locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
@@ -192,7 +192,6 @@ def _finding(
     joinable = event.kind == "backward" and model == "DDP" and not by_hand
     what, turn = ("training loop", "batch") if event.kind == "backward" else ("loop", "turn")
     return CHECK.finding(
-        "source",
         f"the data of this {what} is divided by rank in parts that may differ in length: a rank with one {turn} more "
         f"waits for the others in its last {'step' if event.kind == 'backward' else event.name}",
         remedy=_REMEDY if joinable else f"{_EVEN}.",

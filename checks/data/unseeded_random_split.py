@@ -76,7 +76,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     projection = whole_projection(script)
     for draw in unshared_splits(projection):
         yield CHECK.finding(
-            "source",
             f"every rank draws its own {_last(draw)}: what one rank holds out, other ranks train on",
             remedy=REMEDY,
             locations=draw.event.location,
@@ -84,7 +83,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
     for draw in unshared_parts(projection):
         yield CHECK.finding(
-            "source",
             f"every rank makes its own random order ({_last(draw)}) before it takes its part by rank: the parts "
             "overlap, and some samples are in none",
             remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",

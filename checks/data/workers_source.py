@@ -12,9 +12,9 @@ import msgspec
 from ddpdoctor.checks.data.epochs_source import loop_of_epochs
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding
-from ddpdoctor.fix import Edit, Fix, with_keyword, without_keyword
+from ddpdoctor.fix import Fix, fix_of, instead, with_keyword, without_keyword
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute, family
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -136,8 +136,7 @@ def reached_from(projection: Projection, dataset: Instance) -> Reached:
 def _classes_held(machine: Machine, dataset: Value) -> Iterator[ProjectClass]:
     """Yield the classes of a data set and of the objects that it holds, with the bases that were read."""
     for value in _held(machine, dataset):
-        yield value.cls
-        yield from (base for base in bases_of(machine, value.cls) if isinstance(base, ProjectClass))
+        yield from family(machine, value.cls)
 
 
 def _held(machine: Machine, dataset: Value) -> Iterator[Instance]:
@@ -155,8 +154,7 @@ def _held(machine: Machine, dataset: Value) -> Iterator[Instance]:
                 pending += [*made.positional, *made.named.values()]
             if isinstance(value, Instance):
                 yield value
-                held = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-                pending += [one for one in held if one is not None]
+                pending += machine.store.held(value.number)
 
 
 # Streams that each worker goes over as a whole.
@@ -211,7 +209,8 @@ def gives_all(projection: Projection, dataset: Instance) -> bool:
     if any(_OF_WORKERS.search(word) for word in reached.words()) or not _is_followed(projection, reached):
         return False
     machine = projection.machine
-    return not _makes_up(reached) or takes_own_part(machine, dataset) or _holds_share(machine, dataset)
+    holds_share = any(SHARE in tags_of(one) for one in machine.store.held(dataset.number))
+    return not _makes_up(reached) or takes_own_part(machine, dataset) or holds_share
 
 
 def divides_by_worker_alone(projection: Projection, dataset: Instance) -> bool:
@@ -242,11 +241,6 @@ def _makes_up(reached: Reached) -> bool:
     """Return whether code draws numbers from what each process has of its own."""
     drawn = (call for call, _ in reached.calls() if last_name(call.func) in _MAKING_UP)
     return any(all(word.arg != "generator" for word in call.keywords) for call in drawn)
-
-
-def _holds_share(machine: Machine, dataset: Instance) -> bool:
-    held = (machine.store.get(dataset.number, name) for name in machine.store.names(dataset.number))
-    return any(SHARE in tags_of(one) for one in held if one is not None)
 
 
 # What is set on a data set while workers keep their copies of it.
@@ -327,44 +321,17 @@ def _read_by_workers(projection: Projection, dataset: Value) -> frozenset[str]:
 def new_workers(stale: Stale, finding: Finding) -> Iterator[Fix]:
     """Let the workers start anew in every epoch: never safe, for that takes time."""
     loader = stale.feeding.loader
-    if not isinstance(loader.node, ast.Call) or finding.location is None:
-        return
-    edit = without_keyword(loader.module, loader.node, "persistent_workers")
-    if edit is not None:
-        yield Fix(
-            code=finding.code,
-            description="let the workers start anew in every epoch (no persistent_workers)",
-            location=finding.location,
-            edits=(edit,),
-            safe=False,
-        )
+    if isinstance(loader.node, ast.Call):
+        edit = without_keyword(loader.module, loader.node, "persistent_workers")
+        yield from fix_of(finding, "let the workers start anew in every epoch (no persistent_workers)", edit)
 
 
 def one_worker(repeated: Repeated, finding: Finding) -> Iterator[Fix]:
     """Let one worker read the items of a rank: never safe, for it may be too slow."""
     loader = repeated.feeding.loader
     module, call = loader.module, loader.node
-    if not isinstance(call, ast.Call) or finding.location is None:
+    if not isinstance(call, ast.Call) or len(call.args) > 5:
         return
     written = next((word.value for word in call.keywords if word.arg == "num_workers"), None)
-    edit = with_keyword(module, call, "num_workers", "1") if written is None else _instead(module, written, "1")
-    if edit is not None and len(call.args) < 6:
-        yield Fix(
-            code=finding.code,
-            description="let one worker read the items of a rank (num_workers=1)",
-            location=finding.location,
-            edits=(edit,),
-            safe=False,
-        )
-
-
-def _instead(module: Module, node: ast.expr, text: str) -> Edit:
-    place = module.location(node)
-    return Edit(
-        file=str(module.path),
-        line=place.line,
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-        replacement=text,
-    )
+    edit = with_keyword(module, call, "num_workers", "1") if written is None else instead(module, written, "1")
+    yield from fix_of(finding, "let one worker read the items of a rank (num_workers=1)", edit)

@@ -101,7 +101,7 @@ def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
         sentence=f"NCCL failed on rank {first.rank} first with {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {cause}",
         locations=place,
         ranks=ranks,
-        because=((f"rank {first.rank}: {headline(raised)[:240]}{others}", place, {}, first.rank),),
+        because=(f"rank {first.rank}: {headline(raised)[:240]}{others}", place, {}, first.rank),
         remedy=remedy,
     )
 

@@ -49,13 +49,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for failure in named_failures(record, CHECK.stands_for):
         everyone = len(failure.ranks) == len(record.ranks)
         yield CHECK.finding(
-            record.job.kind,
             f"{rank_list(failure.ranks)} ran out of memory" + ("" if everyone else "; the others fail because of it"),
+            basis=record.job.kind,
             remedy="Use smaller batches with accumulation, activation checkpointing, or mixed precision."
             if everyone
             else "Look at what this rank alone holds: its longest sample, other processes on its GPU, tensors kept for "
             "logging.",
             locations=failure.location,
             ranks=failure.ranks,
-            because=((f"{failure.type}: {failure.message}", failure.location),),
+            because=(f"{failure.type}: {failure.message}", failure.location),
         )

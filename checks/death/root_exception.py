@@ -62,10 +62,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         frame = raised.frames[0] if raised.frames else None
         location = location_of(frame)
         yield CHECK.finding(
-            record.job.kind,
             f"{rank_list(ranks)} raised {raised.type} at {place(frame)}: {message}",
+            basis=record.job.kind,
             remedy="Fix this exception: it ended the job.",
             locations=location,
             ranks=ranks,
-            because=((f"{raised.type}: {message}", Via(location, raised.frames)),),
+            because=(f"{raised.type}: {message}", Via(location, raised.frames)),
         )

@@ -54,11 +54,10 @@ def in_source(script: Script) -> Iterator[Finding]:
         if found.condition is None:
             continue
         yield CHECK.finding(
-            "source",
             "unless the number of batches is a multiple, the last ones of an epoch are not followed by a step",
             remedy="Step after the last batch as well: add `or i + 1 == len(loader)` to this test.",
             locations=step.module.location(found.condition.test),
-            because=(("the gradients of the remaining batches stay until the next epoch's first step", step.location),),
+            because=("the gradients of the remaining batches stay until the next epoch's first step", step.location),
         )
 
 

@@ -50,7 +50,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     trains = any(project(script).of_kind("backward"))
     for location in data_parallel_uses(script):
         yield CHECK.finding(
-            "source",
             "nn.DataParallel drives every GPU from one process, copies the model in each forward and gathers on the "
             "first GPU",
             remedy="Start one process per GPU with torchrun, call init_process_group, and wrap the model in "

@@ -173,11 +173,10 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
             seen.add(event.node)
             yield CHECK.finding(
-                "source",
                 OWN_PLATEAU,
                 remedy=REDUCED_PLATEAU,
                 locations=event.location,
-                because=(("this value comes from the rank's own batches, and was not reduced", event),),
+                because=("this value comes from the rank's own batches, and was not reduced", event),
             )
 
 
@@ -198,13 +197,12 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
             if not is_of_whole_set(projection, value) and not communicates(projection, event):
                 key = constant(event.positional[0])
                 yield CHECK.finding(
-                    "source",
                     f"each rank sets `{key}` of its optimizer by what it alone has: equal gradients lead to different "
                     "models",
                     remedy=f"Make `{key}` of the number of the step, or of a value that dist.all_reduce has made the "
                     "same on all ranks.",
                     locations=event.location,
-                    because=(("this value comes from the rank's own batches or clock, and was not reduced", event),),
+                    because=("this value comes from the rank's own batches or clock, and was not reduced", event),
                 )
 
 
@@ -247,7 +245,6 @@ def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event 
     kept_out = f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`"
     elsewhere = step is not None and step.node is not event.node
     return CHECK.finding(
-        "source",
         title.format(ranks=ranks),
         remedy=f"{verb} on every rank: move it out of `if {condition}`.",
         locations=event.location,

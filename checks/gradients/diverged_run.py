@@ -81,7 +81,7 @@ def _loads(record: RunRecord) -> Iterator[tuple[tuple[int, ...], Verdict]]:
                 "broadcast it",
                 locations=place,
                 ranks=loaded,
-                because=((proof, Via(place, site.frames)),),
+                because=(proof, Via(place, site.frames)),
             ),
         )
 
@@ -242,7 +242,7 @@ def plateaus_apart(record: RunRecord, sentence: str, remedy: str) -> Iterator[Ve
             locations=place,
             ranks=ranks,
             severity=Severity.WARNING,
-            because=((f"the scheduler was given {shown} in its step {turn}", place),),
+            because=(f"the scheduler was given {shown} in its step {turn}", place),
         )
 
 

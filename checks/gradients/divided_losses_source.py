@@ -18,7 +18,7 @@ from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.queries.origins import given_for, methods_of, pairs_of
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand, wrap_numbers
 from ddpdoctor.source.ranks.ranks import size_names
-from ddpdoctor.source.script.module import Module, children_of, descend, last_name
+from ddpdoctor.source.script.module import Module, children_of, descend, functions_named, last_name
 from ddpdoctor.source.script.script import uses_any
 
 MOST_NODES = 5_000
@@ -215,7 +215,7 @@ class _Followed:
     def _returned(self, call: ast.Call) -> Iterator[_Part]:
         """Yield what the project's function of this name returns, or the forward of what the name was set to."""
         name = last_name(call.func)
-        homes = self._defined(name)
+        homes = functions_named(self._modules, name)
         if not homes:
             made = {
                 last_name(statement.value.func)
@@ -228,11 +228,6 @@ class _Followed:
             for node in nodes_of(function):
                 if isinstance(node, ast.Return) and node.value is not None:
                     yield _Part(module, function, node.value)
-
-    def _defined(self, name: str) -> list[tuple[Module, ast.FunctionDef]]:
-        return [
-            (module, one) for module in self._modules for one in module.index.of(ast.FunctionDef) if one.name == name
-        ]
 
 
 def _set_before(part: _Part, name: str) -> Iterator[ast.expr]:

@@ -46,7 +46,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for wrap, first in double_wraps(whole_projection(script)):
         again = wrap is first
         yield CHECK.finding(
-            "source",
             "every iteration of this loop wraps the model again"
             if again
             else "this model is a DDP object already: every gradient is all-reduced twice",

@@ -456,7 +456,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for trap in TRAPS:
         for module, node in dict.fromkeys(trap.find(projection)):
             yield CHECK.finding(
-                "source",
                 trap.title,
                 remedy=trap.remedy,
                 locations=(module.location(node),),

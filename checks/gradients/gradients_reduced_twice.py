@@ -83,7 +83,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             seen.add(event.node)
             title, remedy = _SAID[of_norm]
             yield CHECK.finding(
-                "source",
                 title,
                 remedy=remedy,
                 locations=event.location,

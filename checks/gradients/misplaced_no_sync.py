@@ -88,11 +88,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         model = wrap.module_class or "the model"
         text = f"{number} backwards of {model} under no_sync() were synchronised nevertheless"
         yield CHECK.finding(
-            record.job.kind,
             TITLES["backward-only"],
+            basis=record.job.kind,
             remedy=REMEDY,
             locations=location,
-            because=((text, None, {"backwards": number}),),
+            because=(text, None, {"backwards": number}),
             severity=Severity.WARNING,
         )
 
@@ -333,7 +333,6 @@ def _misplaced(mistake: str, backward: Event, context: ContextAround, step: Even
     ``step`` uses the gradients, where the wrong micro-step is left out.
     """
     return CHECK.finding(
-        "source",
         TITLES[mistake],
         remedy=REMEDY,
         locations=context.module.location(context.node),

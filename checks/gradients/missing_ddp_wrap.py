@@ -125,7 +125,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader = _sharded_loader(projection, backward)
         if loader is not None and any(innermost_loop(step) in loop_nodes(backward) for step in trained):
             yield CHECK.finding(
-                "source",
                 "the gradients of this backward stay on their rank: the model is not wrapped in "
                 "DistributedDataParallel",
                 remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training "

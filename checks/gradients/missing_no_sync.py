@@ -37,7 +37,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.fix import Fix, imported, indented
+from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
@@ -88,11 +88,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     for found in wasteful_accumulations(whole_projection(script)):
         backward, step = found.backward, found.step
         yield CHECK.finding(
-            "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
             remedy=_REMEDY if found.through_ddp else _REMEDY_SHARDED,
             locations=backward.location,
-            because=(("the optimizer steps once for several of these backward passes", step.location),),
+            because=("the optimizer steps once for several of these backward passes", step.location),
             severity=None if found.through_ddp else Severity.ADVICE,
         )
 
@@ -123,7 +122,7 @@ def synchronise_once(projection: Projection, found: Accumulation, finding: Findi
     ]
     nodes = {event.node: event for event in forwards}
     last = _last_micro_step(found)
-    if len(nodes) != 1 or last is None or finding.location is None:
+    if len(nodes) != 1 or last is None:
         return
     forward = next(iter(nodes))
     block = _block_of(module, backward)
@@ -141,13 +140,8 @@ def synchronise_once(projection: Projection, found: Accumulation, finding: Findi
     choice = ast.unparse(ast.IfExp(last, ast.parse(f"{context[0]}()", mode="eval").body, _call(f"{model}.no_sync")))
     edits = indented(module, block[first], block[end], f"with {choice}:")
     if edits is not None:
-        yield Fix(
-            code=finding.code,
-            description=f"run all micro-steps but the last under {model}.no_sync()",
-            location=finding.location,
-            edits=(*context[1], *edits),
-            safe=False,
-        )
+        description = f"run all micro-steps but the last under {model}.no_sync()"
+        yield from fix_of(finding, description, *context[1], *edits)
 
 
 def _call(function: str) -> ast.expr:

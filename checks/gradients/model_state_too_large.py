@@ -64,8 +64,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     location = None if largest is None else site_location(record.site(largest.site))
     whole = _size(worst.memory_bytes).replace(".0", "")
     yield CHECK.finding(
-        record.job.kind,
         f"weights, gradients and optimizer take {worst.total_bytes / worst.memory_bytes:.0%} of the GPU's memory",
+        basis=record.job.kind,
         remedy="Shard the weights and gradients, too: with FSDP."
         if worst.shared
         else "Shard the state with FSDP or ZeroRedundancyOptimizer.",

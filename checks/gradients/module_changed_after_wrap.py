@@ -48,10 +48,9 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode
-from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
+from ddpdoctor.source.queries.parameters import HAS_PARAMETERS, fits_on_several
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
     innermost_loop,
@@ -87,7 +86,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for change in changes_after_wrap(whole_projection(script)):
         place = change.event.module.location(change.node)
         yield CHECK.finding(
-            "source",
             f"{change.what} after the model was wrapped: DDP fixed the list of parameters that it averages when it "
             "was built",
             remedy=REMEDY,
@@ -97,22 +95,20 @@ def in_source(script: Script) -> Iterator[Finding]:
 
     for event, fit in unfrozen_in_hooks(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "parameters are unfrozen after the Trainer wrapped the module: DDP never lists them, and their gradients "
             "are not averaged",
             remedy=_OF_FRAMEWORK,
             locations=event.location,
-            because=(("the module is wrapped here, while they are frozen", fit.location),),
+            because=("the module is wrapped here, while they are frozen", fit.location),
         )
     for made, fit in unfreezing_callbacks(whole_projection(script)):
         place = made.location
         yield CHECK.finding(
-            "source",
             f"{made.name.rpartition('.')[2]} unfreezes parameters after DDP took its list, and their gradients are "
             "never averaged",
             remedy=_OF_FRAMEWORK,
             locations=place,
-            because=(("it freezes them before the module is wrapped, which happens here", fit.location),),
+            because=("it freezes them before the module is wrapped, which happens here", fit.location),
         )
 
 
@@ -126,9 +122,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for found in unaveraged(record):
         if found.why == "unlisted":
             yield CHECK.finding(
-                basis,
                 f"the gradients of {count(found.unequal, 'parameter')} of {found.model} are not averaged (added or "
                 f"unfrozen after the wrap): {', '.join(found.names)}",
+                basis=basis,
                 remedy=_remedy(record, found.wrap),
                 locations=found.wrap_location,
                 because=found.because,
@@ -199,10 +195,7 @@ def unfreezing_callbacks(projection: Projection) -> Iterator[tuple[Event, Event]
     They freeze in ``setup``, before the strategy wraps the module, so that DDP never lists what they unfreeze later.
     """
     machine = projection.machine
-    for fit in _fits_on_several(projection):
-        trainer = machine.object(fit.receiver) if fit.receiver is not None else None
-        if trainer is None:
-            continue
+    for fit, trainer in fits_on_several(projection):
         given = trainer.named.get("callbacks")
         for value in given.values if isinstance(given, SequenceValue) else (given,):
             made = machine.object(value) if value is not None else None
@@ -215,7 +208,7 @@ def unfrozen_in_hooks(projection: Projection) -> Iterator[tuple[Event, Event]]:
 
     With its ``fit``.
     """
-    fit = next(_fits_on_several(projection), None)
+    fit, _ = next(fits_on_several(projection), (None, None))
     if fit is None:
         return
     frozen: set[str] = set()
@@ -232,14 +225,6 @@ def unfrozen_in_hooks(projection: Projection) -> Iterator[tuple[Event, Event]]:
             frozen.discard(text)
         else:
             frozen.add(text)
-
-
-def _fits_on_several(projection: Projection) -> Iterator[Event]:
-    """Yield the calls of ``fit`` of Trainers with several ranks."""
-    for event in projection.in_course("collective"):
-        trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        if event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer):
-            yield event
 
 
 def _switched(event: Event) -> bool | None:
@@ -296,7 +281,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[Verdict]:
             sentence=f"the DDP object has no attribute {name}: it is {model}'s, which is .module",
             remedy=f"Write .module.{name}.",
             locations=event.location,
-            because=(("the model is wrapped here", wrap.location),),
+            because=("the model is wrapped here", wrap.location),
         )
 
 

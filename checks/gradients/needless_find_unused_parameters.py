@@ -25,12 +25,11 @@ References
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.fix import Fix, without_keyword
+from ddpdoctor.fix import Fix, call_at, fix_of, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 from ddpdoctor.source.script.script import Script
@@ -51,7 +50,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for wrap, parts in needless_searches(whole_projection(script)):
         used = f"all {parts} parts" if parts > 1 else "the one part"
         yield CHECK.finding(
-            "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
             remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
             locations=wrap.location,
@@ -68,18 +66,6 @@ _OPTION = "find_unused_parameters"
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Leave ``find_unused_parameters`` out of the wrap; never safe, because a path that was not seen may need it."""
-    for module in script.modules:
-        if finding.location is None or str(module.path) != finding.location.file:
-            continue
-        for node in module.nodes:
-            if isinstance(node, ast.Call) and module.location(node) == finding.location:
-                edit = without_keyword(module, node, _OPTION)
-                if edit is not None:
-                    yield Fix(
-                        code=finding.code,
-                        description=f"omit {_OPTION}",
-                        location=finding.location,
-                        edits=(edit,),
-                        safe=False,
-                    )
-                return
+    found = call_at(script, finding)
+    if found is not None:
+        yield from fix_of(finding, f"omit {_OPTION}", without_keyword(*found, _OPTION))

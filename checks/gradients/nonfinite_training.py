@@ -91,8 +91,8 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         raise TooLittleEvidence(f"parameters became NaN or inf in step {found.first.step}, but {unlike}")
     place = site_location(record.site(found.first.site))
     yield CHECK.finding(
-        record.job.kind,
         _title(record, found),
+        basis=record.job.kind,
         remedy=_SAID[found.cause][1],
         ranks=found.ranks,
         locations=place,

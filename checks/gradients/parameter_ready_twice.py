@@ -57,9 +57,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for silent in unaveraged(record):
         if silent.why == "twice":
             yield CHECK.finding(
-                record.job.kind,
                 f"in this backward gradients of {silent.model} arrived twice, and DDP averaged what arrived first: "
                 f"{', '.join(silent.names)}",
+                basis=record.job.kind,
                 remedy=CHECKPOINTS,
                 locations=silent.location,
                 ranks=silent.ranks,

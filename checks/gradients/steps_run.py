@@ -98,7 +98,7 @@ def _judged(
             sentence=f"{per_step} backward passes before each optimizer step synchronise all gradients of "
             f"{wrap.module_class or 'the model'}: {bytes_text(wasted_bytes)} a step are sent for nothing",
             locations=places,
-            because=((f"{len(several)} of {steps} optimizer steps came after several reductions", step, numbers),),
+            because=(f"{len(several)} of {steps} optimizer steps came after several reductions", step, numbers),
         )
 
 
@@ -161,7 +161,7 @@ def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -
     return Verdict(
         sentence=f"no optimizer step follows the {last} batches of a pass: their gradients are {fate}",
         locations=site_location(record.site(last_step.site)),
-        because=((text, site_location(record.site(left[-1].site)), numbers),),
+        because=(text, site_location(record.site(left[-1].site)), numbers),
     )
 
 

@@ -46,11 +46,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report conversions to SyncBatchNorm that come too late."""
     for conversion, wrap in late_conversions(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "SyncBatchNorm is converted inside a model that DDP has already wrapped",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
             locations=conversion.location,
-            because=(("the model is wrapped here", wrap.location),),
+            because=("the model is wrapped here", wrap.location),
         )
 
 

@@ -67,9 +67,9 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         written = first.emptied - first.unwritten
         are = f"{written:,} of them {'is' if written == 1 else 'are'}" if written else "none of them is"
         yield CHECK.finding(
-            record.job.kind,
             f"{what} of {first.model_class} {was} never initialised, and the forward uses {them} with what "
             f"to_empty() found in memory: {', '.join(folded(names))}",
+            basis=record.job.kind,
             remedy=_remedy(rows),
             locations=(site_location(emptied), site_location(forward)),
             ranks=() if ranks == list(record.rank_numbers()) else tuple(ranks),

@@ -58,7 +58,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for divided in divided_losses(whole_projection(script)):
         place, count = divided.location, divided.module.excerpt(divided.divisor, 40)
         yield CHECK.finding(
-            "source",
             f"the loss is divided by `{count}`, a count of all ranks, and DDP averages over the ranks on top",
             remedy=COUNTED_TWICE,
             locations=(place, divided.reduction.location),
@@ -90,10 +89,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
         numbers = {"equal": section.equal, "parameters": section.parameters, "within": section.within}
         yield CHECK.finding(
-            "rehearsal",
             difference(section),
+            basis="rehearsal",
             remedy=remedy(section),
             ranks=section.at,
             locations=places or ((backward,) if backward is not None else ()),
-            because=((text, None, numbers),),
+            because=(text, None, numbers),
         )

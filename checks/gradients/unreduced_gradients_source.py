@@ -75,7 +75,7 @@ def lonely_loads(projection: Projection) -> Iterator[Verdict]:
                 "broadcasts it",
                 locations=event.location,
                 ranks=(0,) if event.ranks == 1 else (),
-                because=((_KEPT_OUT, guard.location),),
+                because=(_KEPT_OUT, guard.location),
             )
 
 
@@ -106,7 +106,7 @@ def lonely_steps(projection: Projection) -> Iterator[Verdict]:
                 "rate",
                 remedy="Step it on every rank.",
                 locations=event.location,
-                because=((_KEPT_OUT, guard.location),),
+                because=(_KEPT_OUT, guard.location),
             )
 
 
@@ -147,7 +147,7 @@ def _second_backwards(projection: Projection) -> Iterator[Verdict]:
                 sentence="the gradients of this second backward are not averaged: DDP reduced those of the first",
                 remedy="Add the losses and call backward once.",
                 locations=second.location,
-                because=(("the first backward through the same forward", first.location),),
+                because=("the first backward through the same forward", first.location),
             )
 
 

@@ -78,7 +78,7 @@ def judge_layers(wrap: Location | None, loader: Location | None, layers: int, sa
     return Verdict(
         sentence=f"{what} over {samples} samples a rank",
         locations=wrap,
-        because=((text, loader, {"samples_per_rank": samples, "layers": layers}),),
+        because=(text, loader, {"samples_per_rank": samples, "layers": layers}),
     )
 
 

@@ -69,7 +69,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             least, names = "" if buffers.exact else "at least ", buffers.names
             size = f" ({least}{buffers.size_bytes / 1e6:,.3g} MB)" if buffers.size_bytes else ""
             yield CHECK.finding(
-                "source",
                 f"DDP broadcasts {', '.join(names)}{size} in every training forward, and no method of the module "
                 + ("changes it" if len(names) == 1 else "changes them"),
                 remedy="Pass forward_sync_buffers=False (torch 2.13 and later) or broadcast_buffers=False to "

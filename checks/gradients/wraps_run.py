@@ -75,7 +75,7 @@ def searches(record: RunRecord) -> Iterator[Verdict]:
             remedy=_SEARCHES_REMEDY if wrap.by_user else _OF_FRAMEWORK,
             severity=None if wrap.by_user else Severity.ADVICE,
             locations=place,
-            because=((text, None, {"backwards": backwards, "parameters": parameters}),),
+            because=(text, None, {"backwards": backwards, "parameters": parameters}),
         )
 
 
@@ -111,7 +111,7 @@ def double_wraps(record: RunRecord) -> Iterator[Verdict]:
                     sentence=f"this model holds a DDP object already: {bytes_text(size)} of gradients are all-reduced "
                     "twice in every step",
                     locations=site_location(record.site(outer.site)),
-                    because=(("the first wrap", site_location(record.site(inner.site)), {"bytes_twice": size}),),
+                    because=("the first wrap", site_location(record.site(inner.site)), {"bytes_twice": size}),
                 )
                 break
 
@@ -129,7 +129,7 @@ def gradient_copies(record: RunRecord) -> Iterator[Verdict]:
         yield Verdict(
             sentence=f"gradients are stored twice: {size / 1e6:,.0f} MB more than with gradient_as_bucket_view",
             locations=place,
-            because=((f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),),
+            because=(f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),
         )
 
 
@@ -164,7 +164,7 @@ def ready_twice(record: RunRecord) -> Iterator[Verdict]:
         "DistributedDataParallel if each step uses the same parameters.",
         locations=tuple(dict.fromkeys((place, wrapped))),
         ranks=ranks,
-        because=((f"{rank_list(ranks)} raised it here", Via(place, raised.frames)),),
+        because=(f"{rank_list(ranks)} raised it here", Via(place, raised.frames)),
     )
 
 
@@ -183,7 +183,7 @@ def wrapper_attributes(record: RunRecord) -> Iterator[Verdict]:
         remedy=f"Write .module.{name}.",
         locations=place,
         ranks=ranks,
-        because=((f"{rank_list(ranks)} raised AttributeError here", Via(place, raised.frames)),),
+        because=(f"{rank_list(ranks)} raised AttributeError here", Via(place, raised.frames)),
     )
 
 
@@ -225,7 +225,7 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Verdict]:
                 sentence=f"DDP waits for the gradients of {count(len(names), 'parameter')} of "
                 f"{first.module_class or 'the model'} that were frozen after the wrap: {', '.join(folded(names))}",
                 locations=wrap_location(record, wraps),
-                because=(("frozen before this forward", _forward_place(record, first, "frozen")),),
+                because=("frozen before this forward", _forward_place(record, first, "frozen")),
             )
 
 
@@ -240,7 +240,7 @@ def late_batch_norms(record: RunRecord) -> Iterator[Verdict]:
                 yield Verdict(
                     sentence=f"{count(layers, 'SyncBatchNorm layer')} came into {model} after DDP had wrapped it",
                     locations=wrap_location(record, wraps),
-                    because=(("they are present in this forward", place, {"layers": layers}),),
+                    because=("they are present in this forward", place, {"layers": layers}),
                 )
                 break
 

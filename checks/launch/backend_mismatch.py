@@ -89,7 +89,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event, form, backends in backend_mismatches(whole_projection(script)):
         asked = "; ".join(f"{ranks_text(ranks)}: {name}" for name, ranks in backends.items())
         yield CHECK.finding(
-            "source",
             _TITLES[form] + (f" ({asked})" if asked else ""),
             remedy=_REMEDIES[form],
             locations=event.location,
@@ -107,13 +106,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if "nccl" not in wait.backend.lower() or "NCCL" not in wait.error:
             continue
         yield CHECK.finding(
-            record.job.kind,
             "NCCL needs GPUs, and there are none here: init_process_group fails"
             if wait.mentions_cuda
             else "NCCL needs GPUs, and the script uses none: init_process_group fails",
+            basis=record.job.kind,
             remedy='Use "gloo" where there is no GPU: "nccl" if torch.cuda.is_available() else "gloo".',
             locations=location,
-            because=((wait.error[:200], location),),
+            because=(wait.error[:200], location),
             severity=Severity.ADVICE if wait.mentions_cuda else None,
         )
 

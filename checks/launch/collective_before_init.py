@@ -50,7 +50,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event, later in early_calls(whole_projection(script)):
         what = "DistributedDataParallel is built" if event.kind == "wrap" else f"{event.name} is called"
         yield CHECK.finding(
-            "source",
             f"{what} before init_process_group has created a process group",
             remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
             locations=event.location,

@@ -50,11 +50,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report the first collective on a GPU that the process has not chosen yet."""
     for event, choice in early_collectives(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             f"{event.name} runs on the current GPU, and the process selects its GPU only afterwards",
             remedy=REMEDY,
             locations=event.location,
-            because=(("the GPU is chosen here", choice.location),),
+            because=("the GPU is chosen here", choice.location),
         )
 
 

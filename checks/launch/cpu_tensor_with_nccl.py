@@ -61,7 +61,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         (event, tensor, _), *others = found
         more = f" (and {len(others)} more in this function)" if others else ""
         yield CHECK.finding(
-            "source",
             f"{event.name} gets {tensor}, a CPU tensor, and the process group is NCCL's{more}",
             remedy=REMEDY,
             locations=tuple(event.location for event, _, _ in found),
@@ -78,10 +77,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         return
     for failure in named_failures(record, CHECK.stands_for):
         yield CHECK.finding(
-            record.job.kind,
             f"{rank_list(failure.ranks)} gave a CPU tensor to a process group that has NCCL only",
+            basis=record.job.kind,
             remedy=REMEDY,
             locations=failure.location,
             ranks=failure.ranks,
-            because=((f"{failure.type}: {failure.message}", failure.location),),
+            because=(f"{failure.type}: {failure.message}", failure.location),
         )

@@ -77,7 +77,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
     for location, form in legacy_launches(script):
         yield CHECK.finding(
-            "source",
             _TITLES[form],
             remedy=_REMEDIES[form],
             locations=location,
@@ -90,14 +89,12 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
     if record.job.option_passed:
         title = "torch.distributed.launch passes --local-rank, which this script does not take: its ranks end at once"
         yield CHECK.finding(
-            record.job.kind,
             title,
+            basis=record.job.kind,
             remedy='Launch with torchrun and read int(os.environ["LOCAL_RANK"]); or let the script take --local-rank.',
             because=(
-                (
-                    f"the script takes {record.job.option_passed}, and was rehearsed with it; since torch 2.0 the "
-                    "launcher writes the option with a hyphen, which argparse refuses",
-                    None,
-                ),
+                f"the script takes {record.job.option_passed}, and was rehearsed with it; since torch 2.0 the "
+                "launcher writes the option with a hyphen, which argparse refuses",
+                None,
             ),
         )

@@ -37,7 +37,7 @@ def core_pressure(record: RunRecord) -> Iterator[Verdict]:
         sentence=f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {100 * share:.0f}% of the time for a free core",
         remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
         ranks=ranks,
-        because=((f"the job keeps {busy} threads busy on {cores} cores", None),),
+        because=(f"the job keeps {busy} threads busy on {cores} cores", None),
     )
 
 
@@ -48,7 +48,7 @@ def full_shared_memory(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
             locations=failure.location,
             ranks=failure.ranks,
-            because=((f"{failure.type}: {failure.message}", failure.location),),
+            because=(f"{failure.type}: {failure.message}", failure.location),
         )
     full = [
         use
@@ -62,7 +62,7 @@ def full_shared_memory(record: RunRecord) -> Iterator[Verdict]:
         yield Verdict(
             sentence=f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
             ranks=tuple(use.rank for use in full),
-            because=((f"{free:,} MiB of {size:,} MiB were free", None),),
+            because=(f"{free:,} MiB of {size:,} MiB were free", None),
         )
 
 
@@ -140,7 +140,7 @@ def broken_forks(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
             locations=failure.location,
             ranks=failure.ranks,
-            because=((failure.message, failure.location),),
+            because=(failure.message, failure.location),
         )
     forked = [use for use in record.device_uses if use.forked]
     for site in sorted({use.site for use in forked}):
@@ -150,7 +150,7 @@ def broken_forks(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
             locations=place,
             ranks=ranks,
-            because=(("the forked process put a tensor on a GPU here, as had its parent before the fork", place),),
+            because=("the forked process put a tensor on a GPU here, as had its parent before the fork", place),
         )
     for site in sorted({use.site for use in record.forked_uses}):
         uses = [use for use in record.forked_uses if use.site == site]
@@ -161,6 +161,6 @@ def broken_forks(record: RunRecord) -> Iterator[Verdict]:
             "survive a fork",
             locations=place,
             ranks=ranks,
-            because=(("the forked process reached this call", place),),
+            because=("the forked process reached this call", place),
             remedy="Call collectives in the ranks' own processes only.",
         )

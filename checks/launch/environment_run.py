@@ -58,7 +58,7 @@ def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
             if place is None
             else "Remove the line that sets it.",
             locations=place,
-            because=((how, place),),
+            because=(how, place),
         )
 
 
@@ -141,7 +141,7 @@ def judge_ends(record: RunRecord) -> Iterator[Verdict]:
                 sentence="this process group is never destroyed",
                 locations=location,
                 ranks=tuple(sorted(left)),
-                because=((ended, location),),
+                because=(ended, location),
             )
 
 
@@ -181,11 +181,9 @@ def crowded_node(record: RunRecord) -> Iterator[Verdict]:
         remedy=f"Use fewer workers or threads per rank: there are {cores / ranks:.3g} cores for each.",
         locations=location,
         because=(
-            (
-                f"each rank has {least}{count(threads, 'thread')} for torch's computation{loading}{unset}",
-                location,
-                {"threads": threads, "workers": workers, "ranks": ranks, "cores": cores},
-            ),
+            f"each rank has {least}{count(threads, 'thread')} for torch's computation{loading}{unset}",
+            location,
+            {"threads": threads, "workers": workers, "ranks": ranks, "cores": cores},
         ),
     )
 
@@ -232,7 +230,7 @@ def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
             locations=place,
             ranks=_ranks(found),
-            because=((followed, place),),
+            because=(followed, place),
             remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
         )
     elsewhere: dict[tuple[str, int], list[Wait]] = {}
@@ -245,7 +243,7 @@ def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
             locations=place,
             ranks=_ranks(waits),
-            because=((followed, place),),
+            because=(followed, place),
             remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
         )
     yield from _taken(record)
@@ -272,7 +270,7 @@ def _taken(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
             locations=place,
             ranks=_ranks(waits),
-            because=(("no other rank joins as the remaining ones: init_process_group waits until its timeout", place),),
+            because=("no other rank joins as the remaining ones: init_process_group waits until its timeout", place),
             remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
         )
 
@@ -295,10 +293,8 @@ def _too_many(record: RunRecord) -> Iterator[Verdict]:
             locations=place,
             ranks=_ranks(waits),
             because=(
-                (
-                    "init_process_group would wait for them until its timeout; here it was created for those present",
-                    place,
-                ),
+                "init_process_group would wait for them until its timeout; here it was created for those present",
+                place,
             ),
             remedy="Omit world_size, or take it from the launcher's environment.",
         )
@@ -332,7 +328,7 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
             sentence=f"{port} is in use: the rendezvous fails",
             locations=place,
             ranks=ranks,
-            because=((f"the initialisation failed: {message[:160]}", place),),
+            because=(f"the initialisation failed: {message[:160]}", place),
             remedy=(
                 "Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
                 "port that the system assigns."

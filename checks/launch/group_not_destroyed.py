@@ -47,7 +47,7 @@ REMEDY = "Call dist.destroy_process_group() at the end of what each rank runs."
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the initialisation of a process group that nothing destroys."""
     for event in forgotten_groups(whole_projection(script)):
-        yield CHECK.finding("source", "this process group is never destroyed", remedy=REMEDY, locations=event.location)
+        yield CHECK.finding("this process group is never destroyed", remedy=REMEDY, locations=event.location)
 
 
 in_run = CHECK.judged_by("checks.launch.environment_run", "judge_ends", REMEDY)

@@ -59,7 +59,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             title = f"{what} is set to {value!r} in the code, overriding the launcher"
             remedy = f'Remove the line, or write os.environ.setdefault("{what}", "{value}").'
         yield CHECK.finding(
-            "source",
             title,
             remedy=remedy,
             locations=event.location,

@@ -45,9 +45,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report assignments to CUDA_VISIBLE_DEVICES that come too late."""
     for setting, earlier in late_visibilities(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and no longer has an effect",
             remedy="Move the assignment before the first use of CUDA, or choose the GPU with torch.cuda.set_device.",
             locations=setting.location,
-            because=(("CUDA is initialised here", earlier),),
+            because=("CUDA is initialised here", earlier),
         )

@@ -61,7 +61,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event, missing, is_certain in missing_environments(whole_projection(script)):
         are = "is" if len(missing) == 1 else "are"
         yield CHECK.finding(
-            "source",
             f"the ranks are spawned by the script itself, and {' and '.join(missing)} {are} not set",
             remedy=_remedy(missing),
             locations=event.location,
@@ -81,11 +80,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if missing is None:
             continue
         yield CHECK.finding(
-            record.job.kind,
             f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
+            basis=record.job.kind,
             remedy=_remedy(_READ[_READ.index(missing[1]) :] if missing[1] in _READ else (missing[1],)),
             locations=location,
-            because=((wait.error[:200], location),),
+            because=(wait.error[:200], location),
         )
     if not failed:
         met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}

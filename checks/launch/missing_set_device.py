@@ -59,16 +59,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield from _left_to_torch(script)
         return
     yield CHECK.finding(
-        "source",
         "every rank moves this to the current GPU, which is GPU 0 in all of them: no process selects its own",
         remedy=REMEDY,
         locations=tuple(move.location for move in moves[:MAXIMUM_PLACES]),
         because=(
-            (
-                "neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
-                Via(moves[0].module.location(moves[0].node), moves[0].chain),
-                {"places": len(moves)},
-            ),
+            "neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
+            Via(moves[0].module.location(moves[0].node), moves[0].chain),
+            {"places": len(moves)},
         ),
     )
 
@@ -78,7 +75,6 @@ def _before_accelerator(script: Script) -> Iterator[Finding]:
     moves = moves_before_accelerator(whole_projection(script))
     if moves:
         yield CHECK.finding(
-            "source",
             "every rank moves this to GPU 0: the Accelerator selects the GPU of a process, and is not created yet",
             remedy="Create the Accelerator first, and let prepare() move the model and the batches.",
             locations=tuple(move.location for move in moves[:MAXIMUM_PLACES]),
@@ -89,7 +85,6 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
     """Advise where every tensor is placed by its index, and the current GPU stays GPU 0 nevertheless."""
     for joined in unchosen_devices_of_collectives(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             "no process selects its GPU: barriers, collectives of objects and pinned memory use GPU 0 from every rank",
             remedy=REMEDY,
             locations=joined.location,

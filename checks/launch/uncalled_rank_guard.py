@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Fix, after
+from ddpdoctor.fix import Fix, after, fix_of
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module, all_once, descend, once
 from ddpdoctor.source.script.script import Script
@@ -56,7 +56,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             outcome = "never equal to a number" if compared else "always true"
             known = definition is not _NO_LOCATION
             yield CHECK.finding(
-                "source",
                 f"{text} is a function that is not called here, so the condition is {outcome}",
                 remedy=f"Call it: {text}().",
                 locations=module.location(node),
@@ -84,14 +83,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
         guard = _expression_at(module, finding.location)
         if guard is None:
             return
-        name = module.excerpt(guard)
-        yield Fix(
-            code=finding.code,
-            description=f"call {name}()",
-            location=finding.location,
-            edits=(after(module, guard, "()"),),
-            safe=_needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard),
-        )
+        safe = _needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard)
+        yield from fix_of(finding, f"call {module.excerpt(guard)}()", after(module, guard, "()"), safe=safe)
         return
 
 

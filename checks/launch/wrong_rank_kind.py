@@ -81,25 +81,23 @@ def in_source(script: Script) -> Iterator[Finding]:
     for mix_ups in kinds.values():
         first = mix_ups[0]
         yield CHECK.finding(
-            "source",
             f"{first.given} is used as {first.use}: {first.holds}",
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
             locations=tuple({one.event.location: 0 for one in mix_ups})[:MAXIMUM_PLACES],
-            because=((first.numbers, first.event),),
+            because=(first.numbers, first.event),
             severity=Severity.ADVICE if first.is_slight else milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
         written = tuple(save.event.location for save in saves)
         guard, more = saves[0].guard, f" and {len(saves) - 1} more" if len(saves) > 1 else ""
         yield CHECK.finding(
-            "source",
             f"the local rank decides which rank saves {saves[0].path}{more}: on two nodes the first rank of each "
             "writes it",
             remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
             locations=(guard.location, *written) if guard is not None else written,
             ranks=(0, 2),
-            because=(("this call writes the file", written[0]),),
+            because=("this call writes the file", written[0]),
             severity=milder or Severity.WARNING,
         )
 

@@ -87,7 +87,7 @@ def _given(
         sentence=f"the sampler is given {given}",
         remedy=remedy,
         locations=sampler.location,
-        because=((effect, sampler),),
+        because=(effect, sampler),
         severity=severity,
     )
 

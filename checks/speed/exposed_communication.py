@@ -89,8 +89,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     for exposure in exposures(record):
         yield CHECK.finding(
-            "run",
             _title(exposure),
+            basis="run",
             remedy=_remedy(exposure, record),
             what_if=() if _shards(exposure) else _MENDED[exposure.kind],
             locations=_lines(record) if exposure.kind == "explicit" else (),
@@ -111,22 +111,20 @@ def _unhidden(record: RunRecord) -> Iterator[Finding]:
     sent = exposure.traffic[0]
     buckets = max(1.0, sent.calls_per_step)
     yield CHECK.finding(
-        "run",
         f"{hidden:.0%} of the communication of gradients is hidden, although backward computes for "
         f"{milliseconds_text(exposure.backward_compute_ns)} a step and {milliseconds_text(exposure.exposed_ns)} of "
         "transfer are exposed",
+        basis="run",
         severity=Severity.ADVICE,
         remedy="Pass a smaller bucket_cap_mb to DDP, so that the first bucket is sent while backward computes."
         if buckets <= _FEW_BUCKETS
         else "Define layers in the order of their use, omit find_unused_parameters, and try static_graph=True.",
         what_if=("communication=hidden",),
         because=(
-            (
-                f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "
-                f"{bytes_text(round(sent.bytes_per_step / buckets))} a step",
-                None,
-                {"bytes_per_step": sent.bytes_per_step, "buckets_per_step": sent.calls_per_step},
-            ),
+            f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "
+            f"{bytes_text(round(sent.bytes_per_step / buckets))} a step",
+            None,
+            {"bytes_per_step": sent.bytes_per_step, "buckets_per_step": sent.calls_per_step},
         ),
     )
 

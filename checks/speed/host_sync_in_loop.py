@@ -58,7 +58,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         called = read.removeprefix("builtins.") if read.startswith("builtins.") else f".{read}"
         title = f"{called}() waits for the GPU in every step"
         yield CHECK.finding(
-            "source",
             title if len(events) == 1 else f"{title} (one of {len(events)} places)",
             remedy=_REMEDY,
             locations=tuple(event.location for event in events),

@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         else:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
-        yield CHECK.finding("source", title, remedy=remedy, locations=loader.location)
+        yield CHECK.finding(title, remedy=remedy, locations=loader.location)
 
 
 def _late_splits(script: Script) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _late_splits(script: Script) -> Iterator[Finding]:
             "loaded and transformed."
         )
         because = [(f"`{late.done}` is run for each item, before the test whose item it is", late.work)]
-        yield CHECK.finding("source", title, remedy=remedy, locations=(late.split, late.work), because=because)
+        yield CHECK.finding(title, remedy=remedy, locations=(late.split, late.work), because=because)
 
 
 in_run = CHECK.judged_by("checks.speed.steps_run", "data_wait")

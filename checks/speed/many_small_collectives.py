@@ -68,11 +68,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report collectives that every training step runs for each parameter or buffer."""
     for event, backward in _for_each_tensor(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             f"every training step runs a blocking {event.name} for each tensor of the model by itself",
             remedy=_REMEDY,
             locations=event.location,
-            because=(("this backward runs in the same iteration", backward.location),),
+            because=("this backward runs in the same iteration", backward.location),
         )
 
 

@@ -133,10 +133,8 @@ def _judged(
             locations=location,
             severity=Severity.WARNING if of_step >= limit else None,
             because=(
-                (
-                    f"each rank ran {line.kind} {line.calls:,} times in {count(len(line.steps), 'step')}",
-                    Via(location, site.frames),
-                    numbers,
-                ),
+                f"each rank ran {line.kind} {line.calls:,} times in {count(len(line.steps), 'step')}",
+                Via(location, site.frames),
+                numbers,
             ),
         )

@@ -191,16 +191,14 @@ def slow_links(record: RunRecord) -> Iterator[Verdict]:
             "reports.",
             what_if=(f"link_gbit_per_s={EXPECTED_SHARE * carried * 8 / 1e9:g}",),
             because=(
-                (
-                    f"{bytes_text(round(entry.bytes_per_step))} a step take {milliseconds_text(entry.ns_per_step)}; a "
-                    f"ring over this link takes {milliseconds_text(entry.ns_per_step * share)} at full speed",
-                    None,
-                    {
-                        "bus_bandwidth_bytes_per_s": bandwidth,
-                        "limit_bytes_per_s": carried,
-                        "bytes_per_step": entry.bytes_per_step,
-                    },
-                ),
+                f"{bytes_text(round(entry.bytes_per_step))} a step take {milliseconds_text(entry.ns_per_step)}; a "
+                f"ring over this link takes {milliseconds_text(entry.ns_per_step * share)} at full speed",
+                None,
+                {
+                    "bus_bandwidth_bytes_per_s": bandwidth,
+                    "limit_bytes_per_s": carried,
+                    "bytes_per_step": entry.bytes_per_step,
+                },
             ),
         )
 

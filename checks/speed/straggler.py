@@ -126,8 +126,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         facts.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
     part = f"{late.share:.0%} of the step ({milliseconds_text(late.waiting_ns)})"
     yield CHECK.finding(
-        "run",
         f"{rank_list(late.ranks)} {verb(late.ranks, 'keeps', 'keep')} {others} waiting for {part}{because}",
+        basis="run",
         remedy=remedy,
         locations=() if line is None else (line.location,),
         what_if=("straggler=none",),

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.fix import Fix, with_keyword
+from ddpdoctor.fix import Fix, call_at, fix_of, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script
@@ -54,12 +54,11 @@ def in_source(script: Script) -> Iterator[Finding]:
     for load in unmapped_loads(whole_projection(script)):
         location = load.location
         yield CHECK.finding(
-            "source",
             "every rank loads this checkpoint onto the GPU from which it was saved",
             remedy=REMEDY,
             locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
-            because=(("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),),
+            because=("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),
         )
 
 
@@ -75,21 +74,10 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     It is safe where all that is loaded goes into ``load_state_dict``, which copies it to where it belongs, or is looked
     up by a key; tensors that are used as they are would be on another device than before.
     """
-    for module in script.modules:
-        if finding.location is None or str(module.path) != finding.location.file:
-            continue
-        for node in module.nodes:
-            if isinstance(node, ast.Call) and module.location(node) == finding.location:
-                edit = with_keyword(module, node, "map_location", '"cpu"')
-                if edit is not None:
-                    yield Fix(
-                        code=finding.code,
-                        description='load with map_location="cpu"',
-                        location=finding.location,
-                        edits=(edit,),
-                        safe=_goes_into_state(module, node),
-                    )
-                return
+    found = call_at(script, finding)
+    if found is not None:
+        edit = with_keyword(*found, "map_location", '"cpu"')
+        yield from fix_of(finding, 'load with map_location="cpu"', edit, safe=_goes_into_state(*found))
 
 
 def _goes_into_state(module: Module, node: ast.expr) -> bool:

@@ -55,7 +55,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     logged = list(unreduced_logs(whole_projection(script)))
     if logged:
         yield CHECK.finding(
-            "source",
             "each rank logs results of its own batches, and rank 0's represent all"
             + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
             remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
@@ -65,14 +64,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         condition = next(reversed(event.conditions), "this condition")
         decides = condition if best is None else best.module.excerpt(best.node, 60)
         yield CHECK.finding(
-            "source",
             "one rank chooses the checkpoint by a value of its own batches, which is not reduced over the ranks"
             if best is None
             else f"the best checkpoint is chosen by the part of the data that one rank has: `{decides}` compares a "
             "score that is not reduced over the ranks",
             remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before it is compared.",
             locations=(event.location,) if best is None else (best.location, event.location),
-            because=((f"`{decides}` depends on the part of the data that this rank reads", event),),
+            because=(f"`{decides}` depends on the part of the data that this rank reads", event),
             severity=None if best is None else Severity.WARNING,
         )
     for events in files.values():
@@ -80,7 +78,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"
         title = f"{who} a value of its own batches that is not reduced over the ranks"
         yield CHECK.finding(
-            "source",
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
             locations=tuple(event.location for event in events),

@@ -57,7 +57,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         events.sort(key=lambda event: (not event.loops, getattr(event.node, "lineno", 0)))  # What repeats is worse.
         title = "every rank prints, shows or tracks this"
         yield CHECK.finding(
-            "source",
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
             remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
             locations=tuple(event.location for event in events),

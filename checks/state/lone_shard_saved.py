@@ -61,12 +61,11 @@ def in_source(script: Script) -> Iterator[Finding]:
         if saved is None or guard is None or not any(kind == SHARDS for kind, _ in tags_of(saved)):
             continue
         yield CHECK.finding(
-            "source",
             f"a rank's own part of a sharded model is saved by {ranks_text(save.ranks)} only: the other parts are lost",
             remedy="Save on all ranks with torch.distributed.checkpoint.save; or gather the state on all ranks first, "
             "with get_model_state_dict and StateDictOptions(full_state_dict=True).",
             locations=(save.module.location(save.node), guard.module.location(guard.node)),
-            because=((f"`{guard.module.excerpt(guard.node)}` decides", guard.module.location(guard.node)),),
+            because=(f"`{guard.module.excerpt(guard.node)}` decides", guard.module.location(guard.node)),
         )
 
 
@@ -78,7 +77,6 @@ def _of_own_files(script: Script) -> Iterator[Finding]:
         guard = next((one for one in reversed(write.guards) if one.arm != ALL_RANKS), None)
         readers = "every rank reads" if read.ranks == ALL_RANKS else f"{ranks_text(read.ranks)} read"
         yield CHECK.finding(
-            "source",
             f"{readers} a file of its own, `{found.name}`, and only {ranks_text(write.ranks)} "
             f"{'write' if write.ranks & (write.ranks - 1) else 'writes'} one: the others find none, or an old one",
             remedy="Let every rank write its own file, outside of the test of the rank; or let all ranks read that of "

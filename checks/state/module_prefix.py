@@ -92,7 +92,7 @@ def prefix_mismatches(projection: Projection) -> Iterator[Verdict]:
                 yield Verdict(
                     sentence=f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
                     locations=event.location,
-                    because=(("it was saved here", save.location),),
+                    because=("it was saved here", save.location),
                 )
                 break
 

@@ -15,7 +15,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import FileUse, opened_to_write, reads
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import numbers_in
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, functions_named, last_name
 
 RANK = "{rank}"
 """In a name the place of the rank's number."""
@@ -155,12 +155,7 @@ class _Names:
         if name == "format" and isinstance(call.func, ast.Attribute):
             parts = [*call.args, *(word.value for word in call.keywords)]
             return self._filled(self.text(call.func.value, place), parts, place)
-        made = [
-            (module, function)
-            for module in self._modules
-            for function in module.index.of(ast.FunctionDef)
-            if function.name == name
-        ]
+        made = functions_named(self._modules, name)
         if len(made) == 1:
             module, function = made[0]
             returned = [one.value for one in module.index.within(function, ast.Return) if one.value is not None]

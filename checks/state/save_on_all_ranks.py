@@ -54,22 +54,20 @@ def in_source(script: Script) -> Iterator[Finding]:
     for save, *others in blocks.values():
         more = f" and {len(others)} more {'file' if len(others) == 1 else 'files'}" if others else ""
         yield CHECK.finding(
-            "source",
             f"every rank writes {save.path}{more}, and the path does not depend on the rank",
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
             locations=tuple(one.event.location for one in (save, *others[: MAXIMUM_PLACES - 1])),
-            because=(("there is no rank test around this call or its callers", save.event),),
+            because=("there is no rank test around this call or its callers", save.event),
         )
 
     for use in appended_files(whole_projection(script)):
         location = use.event.location
         yield CHECK.finding(
-            "source",
             f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
             remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
             locations=location,
-            because=(("there is no rank test around this call or its callers", Via(location, use.event.chain)),),
+            because=("there is no rank test around this call or its callers", Via(location, use.event.chain)),
             severity=Severity.ADVICE,
         )
 

@@ -88,7 +88,6 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected(shared_paths(whole_projection(script)))
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
-            "source",
             f"every rank writes {use.source}, overwriting what the others wrote",
             remedy="Write it on rank 0 only.",
             locations=use.event.location,
@@ -145,13 +144,13 @@ def _polled(path: str, loop: Location, write: FileUse, *, own_name: bool) -> Ver
             remedy="Make the name on rank 0 and hand it to the others with dist.broadcast_object_list; then wait in "
             "dist.barrier().",
             locations=loop,
-            because=(("another rank writes its own here", write.event.location),),
+            because=("another rank writes its own here", write.event.location),
         )
     return Verdict(
         sentence=f"ranks wait until {path} exists, which it does from its first byte or since an earlier run",
         remedy="Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
         locations=loop,
-        because=(("another rank writes it here, in place", write.event.location),),
+        because=("another rank writes it here, in place", write.event.location),
     )
 
 
@@ -228,7 +227,7 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
             locations=event.location,
             # Something that the script does instead of training takes one process.
             severity=Severity.ADVICE if is_of_a_mode_that_ends(projection, event) else None,
-            because=(("there is no rank test around this call or its callers", event),),
+            because=("there is no rank test around this call or its callers", event),
         )
 
 

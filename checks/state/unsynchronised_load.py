@@ -107,7 +107,7 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
                         sentence=f"all ranks read {load.source}, which {who} just before, and no rank waits for the "
                         "write",
                         locations=(load.event.location, save.event.location),
-                        because=((f"only {who} here; there is no collective between this and the read", save.event),),
+                        because=(f"only {who} here; there is no collective between this and the read", save.event),
                     )
                 break
 
@@ -141,7 +141,7 @@ def early_writes(projection: Projection) -> Iterator[Verdict]:
                 sentence=f"all ranks write into {path}, which {who} just before, and no rank waits until it is there",
                 remedy="Make the directory on every rank, with exist_ok=True, or call dist.barrier() between.",
                 locations=(event.location, before[-1].location),
-                because=((f"only {who} the directory; there is no collective before it is used", before[-1]),),
+                because=(f"only {who} the directory; there is no collective before it is used", before[-1]),
             )
 
 

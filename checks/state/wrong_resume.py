@@ -88,8 +88,8 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
     over = next((one for one in first.resume_saves if one.over_only and one.path == path), None)
     if over is not None and torn is None:
         yield CHECK.finding(
-            "rehearsal",
             "a checkpoint is written over the only one: a job that is killed while it saves leaves none that is whole",
+            basis="rehearsal",
             remedy=_REMEDIES["torn"],
             locations=site_location(first.site(over.site)),
             evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
@@ -137,8 +137,8 @@ def _found(
         if loads:
             told.append(Fact(text="it is loaded here", basis="rehearsal", location=load_place))
         yield CHECK.finding(
-            "rehearsal",
             found.title,
+            basis="rehearsal",
             remedy=_in_own_code(_REMEDIES[found.what].format(save=missing), to_load),
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),

@@ -75,7 +75,7 @@ def left_out(script: Script) -> Iterator[Verdict]:
                     "are",
                     remedy=f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
                     locations=place,
-                    because=((known if name not in read else "nothing calls load_state_dict of its object", place),),
+                    because=(known if name not in read else "nothing calls load_state_dict of its object", place),
                 )
         for kind, (what, effect) in _UNSAVED.items():
             made = states.unsaved(kind)
@@ -85,7 +85,7 @@ def left_out(script: Script) -> Iterator[Verdict]:
                     f"{effect}",
                     remedy=f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
                     locations=module.location(literal),
-                    because=((f"the {what} is made here", made.location),),
+                    because=(f"the {what} is made here", made.location),
                     severity=Severity.ADVICE if kind == "scaler" else None,  # A few steps are lost.
                 )
 
@@ -253,7 +253,7 @@ def begun_again(script: Script) -> Iterator[Verdict]:
             "drawn",
             remedy="Give set_epoch the number of the epoch in the whole training.",
             locations=event.location,
-            because=(("this loop goes on from the epoch of the checkpoint", event.module.head_location(epochs)),),
+            because=("this loop goes on from the epoch of the checkpoint", event.module.head_location(epochs)),
         )
     yield from _drawn_again(script, projection)
 
@@ -278,7 +278,7 @@ def _drawn_again(script: Script, projection: Projection) -> Iterator[Verdict]:
                 remedy="Seed a generator by the number of the epoch in each epoch, or save and restore the generator's "
                 "state.",
                 locations=event.location,
-                because=(("they are seeded here", module.location(call)),),
+                because=("they are seeded here", module.location(call)),
             )
 
 
@@ -324,5 +324,5 @@ def replaced(script: Script) -> Iterator[Verdict]:
                 "uses now",
                 remedy="Load without assign=True, or make the optimizer after the load.",
                 locations=load.location,
-                because=(("the optimizer is made of them here", owners[-1].location),),
+                because=("the optimizer is made of them here", owners[-1].location),
             )

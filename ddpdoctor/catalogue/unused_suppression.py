@@ -35,7 +35,6 @@ like one."""
 def unused(location: Location, what: str, why: str) -> Finding:
     """Return the finding for one comment, or one of the words in it."""
     return CHECK.finding(
-        "source",
         f"{what} suppresses nothing: {why}",
         remedy="Remove it, so that it does not hide the next defect of that kind.",
         locations=(location,),

@@ -27,8 +27,8 @@ def divergence_finding(
 ) -> Finding:
     """Return the finding of a check about the divergence of a run, with the check's severity unless one is given."""
     return check.finding(
-        record.job.kind,
         describe.title(divergence),
+        basis=record.job.kind,
         remedy=remedy,
         locations=describe.locations(divergence),
         ranks=describe.ranks(divergence),

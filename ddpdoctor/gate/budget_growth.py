@@ -67,8 +67,8 @@ def _finding(brought: Sequence[tuple[Figure, Difference]], against: str, update:
         facts.append(Fact(text=text, basis="rehearsal", numbers=numbers, location=_first(figure)))
         facts += [_line(figure, one) for one in figure.differences]
     return CHECK.finding(
-        "rehearsal",
         f"{'; '.join(clauses)}, caused by {brought[0][1].shown}",
+        basis="rehearsal",
         remedy="Take it out of the step" + (f", or accept it: `{update}`, and commit the baseline." if update else "."),
         locations=(place,) if place is not None else (),
         evidence=tuple(facts),

@@ -27,8 +27,8 @@ def findings(lost: Iterable[Lost], against: str, root: str, update: str) -> Iter
         where = f" in {one.function}" if one.function else ""
         lines = "a statement" if one.count == 1 else f"{one.count} statements"
         yield CHECK.finding(
-            "rehearsal",
             f"the rehearsal no longer reaches {lines}{where}, from {place} on",
+            basis="rehearsal",
             remedy="Use script arguments or `--batches` with which it gets there"
             + (f", or accept it: `{update}`." if update else "."),
             locations=(one.location,),

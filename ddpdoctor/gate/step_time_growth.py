@@ -41,8 +41,8 @@ def finding(times: TimeComparison, against: str) -> Finding:
         numbers={"before_ms": times.before_ms, "now_ms": times.now_ms, "low": times.low, "high": times.high},
     )
     return CHECK.finding(
-        "rehearsal",
         f"a step takes {percent(times.change)} longer than in {against}",
+        basis="rehearsal",
         remedy="Look at what changed in the step; `ddpdoctor profile` shows where its time goes.",
         evidence=(fact,),
     )

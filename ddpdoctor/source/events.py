@@ -133,12 +133,10 @@ class Event(Placed, frozen=True, eq=False, kw_only=True):
         return self.positional[position] if 0 <= position < len(self.positional) else None
 
 
-class Exit(msgspec.Struct, frozen=True, eq=False):
+class Exit(Placed, frozen=True, eq=False):
     """Where a rank left a function, a loop or the program under a rank test."""
 
     ordinal: int
-    node: ast.AST
-    module: Module
     guard: Guard
     ranks: int
     scope: int

@@ -18,7 +18,14 @@ from ddpdoctor.source.interpreter.imports import run_module
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
-from ddpdoctor.source.interpreter.values import ALL_RANKS, MAXIMUM_WEIGHT, Function, Instance, ProjectClass
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    MAXIMUM_WEIGHT,
+    OPEN_ARGUMENTS,
+    Function,
+    Instance,
+    ProjectClass,
+)
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
 from ddpdoctor.source.script.module import Module, deep_recursion, once
 from ddpdoctor.source.script.script import Script, note_gap
@@ -231,15 +238,15 @@ def _call_root(machine: Machine, entry: Module, root: _Root) -> None:
     try:
         if not isinstance(root, ast.ClassDef):
             if isinstance(value, Function):
-                apply(machine, root, value, [], {}, complete=False)
+                apply(machine, root, value, OPEN_ARGUMENTS)
             return
         if isinstance(value, ProjectClass):
-            instance = construct(machine, root, value, [], {}, complete=False)
+            instance = construct(machine, root, value, OPEN_ARGUMENTS)
             for method in _own_methods(value):
                 found = class_attribute(machine, value, method.name)
                 if method not in machine.visited and isinstance(found, Function) and isinstance(instance, Instance):
                     machine.mask = ALL_RANKS & ~machine.gone
-                    apply(machine, method, bound_to(found, instance), [], {}, complete=False)
+                    apply(machine, method, bound_to(found, instance), OPEN_ARGUMENTS)
     finally:
         machine.root = ""
         machine.frames.pop()

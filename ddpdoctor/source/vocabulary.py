@@ -350,7 +350,6 @@ RUNNERS = frozenset(
 
 
 @lru_cache(maxsize=65_536)
-@lru_cache(maxsize=65_536)
 def canonical(name: str) -> str:
     """Return the public full name of something that has several; that of torch for what other libraries rename."""
     same = SAME.get(name)

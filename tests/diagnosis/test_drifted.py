@@ -31,7 +31,7 @@ def found(ranks: int, *steps: Mapping[int, str], **fields: Any) -> list[Verdict]
 def test_the_odd_one_of_three_is_named_with_the_steps_around_it() -> None:
     (one,) = found(3, {0: "a", 1: "a", 2: "a"}, {0: "b", 1: "x", 2: "b"}, {0: "c", 1: "y", 2: "c"})
     assert one.sentence.endswith(f"after step 200: rank 1 has other ones than the rest, of {NAMES[1]} first")
-    assert [reason[0] for reason in one.because[:2]] == [
+    assert [reason[0] for reason in one.reasons[:2]] == [
         f"1 of 2 parameters differ: {NAMES[1]}",
         "they were the same after step 100",
     ]
@@ -41,7 +41,7 @@ def test_the_odd_one_of_three_is_named_with_the_steps_around_it() -> None:
 def test_of_two_none_is_the_odd_one() -> None:
     (one,) = found(2, {0: "a", 1: "b"})
     assert "ranks 0 and 1 do not agree" in one.sentence
-    assert (one.ranks, one.because[1][0]) == ((0, 1), "they were compared for the first time")
+    assert (one.ranks, one.reasons[1][0]) == ((0, 1), "they were compared for the first time")
 
 
 def test_ranks_that_are_not_there_or_at_other_reductions_are_not_compared() -> None:

@@ -29,8 +29,8 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             usual = remedy if isinstance(remedy, str) else remedy(cause)
             yield check.finding(
-                "log",
                 _title(cause, is_cause=is_cause),
+                basis="log",
                 remedy=next((one.implies for one in cause.incidents if one.implies), usual)
                 if is_cause
                 else remedies.of_echo(cause),

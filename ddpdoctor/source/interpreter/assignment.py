@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.values import (
     MEMBERS,
     NONE,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -138,7 +139,7 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
         machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
     if target.attr == "print":
-        machine.note("call", PRINT_REPLACED, target, (value,))
+        machine.note("call", PRINT_REPLACED, target, Arguments((value,)))
     if target.attr == "requires_grad" and not owners:
         note_attribute_set(machine, target, owner, value)  # Of a parameter out of ``model.parameters()``.
     for owner in owners:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache, reduce
 
+import msgspec
+
 from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -111,10 +113,8 @@ def text_of(machine: Machine, value: Value) -> Value:
         for name in ("__str__", "__repr__"):
             method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
             if isinstance(method, Function):
-                return machine.call_function(machine, method.node, bound_to(method, value), [], {})
-        store, number = machine.store, value.number
-        held = (store.get(number, name) for name in store.names(number))
-        return derived(part for part in held if part is not None)
+                return machine.call_function(machine, method.node, bound_to(method, value))
+        return derived(machine.store.held(value.number))
     if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):
         return derived([text_of(machine, option) for option in value.options])
     return value
@@ -207,6 +207,11 @@ def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
                 waiting.append(value)
 
 
+def family(machine: Machine, cls: ProjectClass) -> list[ProjectClass]:
+    """Return a project class and its bases in the project, nearest first."""
+    return [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
+
+
 def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
     """Return the full names of the external classes that a project class derives from."""
     return tuple(base.name for base in bases_of(machine, cls) if isinstance(base, External))
@@ -256,7 +261,7 @@ def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | N
 
 def _owned(value: Value, cls: ProjectClass) -> Value:
     if isinstance(value, Function) and value.owner is None:
-        return Function(value.node, value.module, value.scope, None, cls, value.gradients, value.first_rank_only)
+        return msgspec.structs.replace(value, receiver=None, owner=cls)
     return value
 
 
@@ -265,29 +270,20 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
     method = class_attribute(machine, value.cls, "__iter__") if isinstance(value, Instance) else None
     if not isinstance(method, Function):
         return value
-    items = machine.call_function(machine, node, bound_to(method, value), [], {})
+    items = machine.call_function(machine, node, bound_to(method, value))
     following = class_attribute(machine, items.cls, "__next__") if isinstance(items, Instance) else None
     if isinstance(following, Function):
-        return SequenceValue((machine.call_function(machine, node, bound_to(following, items), [], {}),), open=True)
+        return SequenceValue((machine.call_function(machine, node, bound_to(following, items)),), open=True)
     return items if isinstance(items, (SequenceValue, ExternalObject)) or tags_of(items) else value
 
 
 def bound_to(function: Function, receiver: Value) -> Function:
     """Return a function as the method of an object."""
-    if function.receiver is None:
-        decorators = getattr(function.node, "decorator_list", ())
-        if decorators and any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators):
-            return function
-        return Function(
-            function.node,
-            function.module,
-            function.scope,
-            receiver,
-            function.owner,
-            function.gradients,
-            function.first_rank_only,
-        )
-    return function
+    decorators = getattr(function.node, "decorator_list", ())
+    is_static = any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators)
+    if function.receiver is not None or is_static:
+        return function
+    return msgspec.structs.replace(function, receiver=receiver)
 
 
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
@@ -314,7 +310,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if isinstance(found, Function):
         decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:
-            return machine.call_function(machine, found.node, bound_to(found, value), [], {})
+            return machine.call_function(machine, found.node, bound_to(found, value))
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found
@@ -407,8 +403,7 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     if isinstance(owner, ProjectModule):
         scopes = [machine.scope_modules.get(owner.name, -1)]
     elif isinstance(owner, Instance):
-        classes = (owner.cls, *(base for base in bases_of(machine, owner.cls) if isinstance(base, ProjectClass)))
-        scopes = [cls.scope for cls in classes]
+        scopes = [cls.scope for cls in family(machine, owner.cls)]
     names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
     held = [attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name)]
     found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]

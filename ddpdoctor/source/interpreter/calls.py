@@ -6,19 +6,29 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import msgspec
+
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.attributes import (
+    base_names,
+    bound_to,
+    class_attribute,
+    family,
+    promised_by_name,
+)
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import ARGUMENTS, NEVER, CallFrame, Origins, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    NO_ARGUMENTS,
     NO_GRADIENTS,
     NONE,
     OPAQUE,
     SYNCHRONISED,
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -66,11 +76,11 @@ _NAMED_TUPLE = "typing.NamedTuple"
 def call(machine: Machine, node: ast.Call) -> Value:
     """Evaluate a call expression with all its effects."""
     function = machine.evaluate(machine, node.func)
-    positional, named, complete = arguments_of(machine, node)
+    given = arguments_of(machine, node)
     note_absent(machine, node.func, function)
-    if isinstance(function, External) and function.name in _GO_OVER and positional:
-        note_absent(machine, node.args[0], positional[0])
-    return apply(machine, node, function, positional, named, complete)
+    if isinstance(function, External) and function.name in _GO_OVER and given.positional:
+        note_absent(machine, node.args[0], given.positional[0])
+    return apply(machine, node, function, given)
 
 
 # Builtins that fail where their first argument is None.
@@ -82,8 +92,8 @@ OF_UNKNOWN_NAMES = "**"
 """Key of what a call is given as ``**settings``: its result derives from that as well."""
 
 
-def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
-    """Return the values of the arguments, and whether all of them are known by position or name."""
+def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
+    """Return the values of the arguments of a call."""
     evaluate = machine.evaluate
     positional: list[Value] = []
     named: dict[str, Value] = {}
@@ -110,52 +120,40 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
         else:
             complete = False
             named[OF_UNKNOWN_NAMES] = value
-    return positional, named, complete
+    return Arguments(positional, named, complete)
 
 
-def apply(
-    machine: Machine,
-    node: ast.AST,
-    function: Value,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool = True,
-) -> Value:
+def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = NO_ARGUMENTS) -> Value:
     """Call a value."""
     if function.__class__ is External:
-        if not runs_given(machine, node, function.name, positional, named) and function.name not in STARTING:
-            machine.note_closures([*positional, *named.values()])
-        result = call_external(machine, node, function.name, positional, named, complete)
-        result = reduced(machine, node, function.name, None, positional, named, result)
-        return drawn_apart(machine, node, function, function.name, positional, named, result)
+        if not runs_given(machine, node, function.name, given) and function.name not in STARTING:
+            machine.note_closures(given.values)
+        result = call_external(machine, node, function.name, given)
+        result = reduced(machine, node, function.name, None, given, result)
+        return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
-            machine.note_closures(positional)
-        runs_given(machine, node, function.name, positional, named)
-        result = call_method(machine, node, function, positional, named, complete)
-        result = reduced(machine, node, function.name, function.receiver, positional, named, result)
-        return drawn_apart(machine, node, function, function.name, positional, named, result)
+            machine.note_closures(given.positional)
+        runs_given(machine, node, function.name, given)
+        result = call_method(machine, node, function, given)
+        result = reduced(machine, node, function.name, function.receiver, given, result)
+        return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
-        result = call_function(machine, node, function, positional, named, complete)
+        result = call_function(machine, node, function, given)
         if function.receiver is not None and machine.wrapped:
-            note_own_step(machine, node, function, positional, named)
-            return bare_forward(machine, node, function.receiver, positional, named, result)
+            note_own_step(machine, node, function, given)
+            return bare_forward(machine, node, function.receiver, given, result)
         return result
     if isinstance(function, ProjectClass):
-        return construct(machine, node, function, positional, named, complete)
+        return construct(machine, node, function, given)
     if isinstance(function, Partial):
-        return apply(
-            machine,
-            node,
-            function.function,
-            [*function.positional, *positional],
-            {**dict(function.named), **named},
-            complete,
-        )
+        positional = [*function.positional, *given.positional]
+        more = Arguments(positional, {**dict(function.named), **given.named}, given.complete)
+        return apply(machine, node, function.function, more)
     if isinstance(function, Instance):
-        return _call_instance(machine, node, function, positional, named, complete)
+        return _call_instance(machine, node, function, given)
     if isinstance(function, ExternalObject):
-        return _call_built(machine, node, function, positional, named, complete)
+        return _call_built(machine, node, function, given)
     if (
         isinstance(function, PerRank)
         and function.guessed
@@ -163,147 +161,112 @@ def apply(
     ):
         return function
     if isinstance(function, (OneOf, PerRank)):
-        return call_option(machine, node, function, positional, named, complete)
+        return call_option(machine, node, function, given)
     if isinstance(function, Unknown) and function.opaque and isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         promised = promised_by_name(machine, name)
         if promised is not None:
             return promised
     machine.note_unread(node)
-    result = derived([function, *positional, *named.values()])
+    result = derived([function, *given.values])
     return Unknown(result.varying, opaque=True, tags=result.tags)
 
 
-def _call_instance(
-    machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
+def _call_instance(machine: Machine, node: ast.AST, value: Instance, given: Arguments) -> Value:
     method = class_attribute(machine, value.cls, "__call__")
     if not isinstance(method, Function) and _worth_calling(machine, value):
         method = class_attribute(machine, value.cls, "forward")
     if isinstance(method, Function):
-        result = call_function(machine, node, bound_to(method, value), positional, named, complete)
+        result = call_function(machine, node, bound_to(method, value), given)
     else:
-        result = derived([*positional, *named.values()])
-    return _after_forward(machine, node, value, positional, named, result)
+        result = derived(given.values)
+    return _after_forward(machine, node, value, given, result)
 
 
 def _after_forward(
-    machine: Machine,
-    node: ast.AST,
-    value: Instance | ExternalObject,
-    positional: list[Value],
-    named: dict[str, Value],
-    result: Value,
+    machine: Machine, node: ast.AST, value: Instance | ExternalObject, given: Arguments, result: Value
 ) -> Value:
-    result = bare_forward(machine, node, value, positional, named, result)
-    return sharding.forward(machine, node, value, positional, named, result) if machine.sharded else result
+    result = bare_forward(machine, node, value, given, result)
+    return sharding.forward(machine, node, value, given, result) if machine.sharded else result
 
 
 def _worth_calling(machine: Machine, value: Instance) -> bool:
     """Return whether a forward may run a collective: DDP calls it or is one of its parts, or by names in its class."""
     if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
-    attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    if any(isinstance(part, ExternalObject) and part.name == DDP for part in attributes):
-        return True
-    return chooses_keys(machine, value.cls)
+    attributes = machine.store.held(value.number)
+    holds_ddp = any(isinstance(part, ExternalObject) and part.name == DDP for part in attributes)
+    return holds_ddp or chooses_keys(machine, value.cls)
 
 
-def _call_built(
-    machine: Machine,
-    node: ast.AST,
-    value: ExternalObject,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
-) -> Value:
+def _call_built(machine: Machine, node: ast.AST, value: ExternalObject, given: Arguments) -> Value:
     if value.name == DDP:
-        return call_wrapped(machine, node, value, positional, named, complete)
-    if value.name == _NAMED_TUPLE and named and complete and not positional:
-        return DictValue(tuple(named.items()))  # Its fields are read by their names.
-    return _after_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+        return call_wrapped(machine, node, value, given)
+    if value.name == _NAMED_TUPLE and given.named and given.complete and not given.positional:
+        return DictValue(tuple(given.named.items()))  # Its fields are read by their names.
+    return _after_forward(machine, node, value, given, derived(given.values))
 
 
-def construct(
-    machine: Machine,
-    node: ast.AST,
-    cls: ProjectClass,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool = True,
-) -> Value:
+def construct(machine: Machine, node: ast.AST, cls: ProjectClass, given: Arguments) -> Value:
     """Make an instance of a project class; of one that is DDP under another name, a DDP object."""
     instance = Instance(machine.object_number(node), cls)
     method = class_attribute(machine, cls, "__init__")
     if cls.node.bases and is_thin_wrap(machine, cls):
-        return wrap_by_class(machine, node, instance, method, positional, named, complete)
+        return wrap_by_class(machine, node, instance, method, given)
     if isinstance(method, Function):
-        call_function(machine, node, bound_to(method, instance), positional, named, complete)
+        call_function(machine, node, bound_to(method, instance), given)
     else:
-        for name, value in _fields(machine, cls, positional, named, complete).items():
+        for name, value in _fields(machine, cls, given).items():
             machine.assign(instance.number, name, value)
         finish = class_attribute(machine, cls, "__post_init__")
         if isinstance(finish, Function):
-            call_function(machine, node, bound_to(finish, instance), [], {})
+            call_function(machine, node, bound_to(finish, instance))
         if cls.node.bases and DISTRIBUTED_SAMPLER in base_names(machine, cls):
-            make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
+            make_sampler(machine, node, given, number=instance.number)
     if cls.node.bases:
-        _note_preparation(machine, node, cls, positional, named, complete)
-    machine.assign(instance.number, ARGUMENTS, derived([*positional, *named.values()]))
+        _note_preparation(machine, node, cls, given)
+    machine.assign(instance.number, ARGUMENTS, derived(given.values))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 
 
-def _fields(
-    machine: Machine, cls: ProjectClass, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
-) -> Mapping[str, Value]:
+def _fields(machine: Machine, cls: ProjectClass, given: Arguments) -> Mapping[str, Value]:
     """Return what the fields of a dataclass or a ``NamedTuple`` hold: what they are given, in the order of the fields.
 
     Of defaults those that differ by rank: a setting that is a constant may be set later, by whatever fills settings.
     """
-    made = [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
+    made = family(machine, cls)
     by_field = any("dataclass" in ast.unparse(entry) for one in made for entry in one.node.decorator_list)
-    if not complete or not (by_field or "typing.NamedTuple" in base_names(machine, cls)):
-        return named
+    if not given.complete or not (by_field or "typing.NamedTuple" in base_names(machine, cls)):
+        return given.named
     declared = (node for one in reversed(made) for node in one.node.body if isinstance(node, ast.AnnAssign))
     names = list(dict.fromkeys(node.target.id for node in declared if isinstance(node.target, ast.Name)))
     defaults = {name: class_attribute(machine, cls, name) for name in names}
     varying = {name: value for name, value in defaults.items() if value is not None and is_varying(value)}
-    return {**varying, **dict(zip(names, positional, strict=False)), **named}
+    return {**varying, **dict(zip(names, given.positional, strict=False)), **given.named}
 
 
-def _note_preparation(
-    machine: Machine,
-    node: ast.AST,
-    cls: ProjectClass,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
-) -> None:
+def _note_preparation(machine: Machine, node: ast.AST, cls: ProjectClass, given: Arguments) -> None:
     """Record a data set of the project whose base, of a library, calls methods of it while it is made."""
     for name in base_names(machine, cls):
         if any(class_attribute(machine, cls, method) for method in PREPARING_DATASETS.get(name, ())):
-            machine.note("object", f"{name}.{cls.node.name}", node, positional, named, complete)
+            machine.note("object", f"{name}.{cls.node.name}", node, given)
 
 
 def call_function(
     machine: Machine,
     node: ast.AST,
     function: Function,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    complete: bool = True,
+    given: Arguments = NO_ARGUMENTS,
     on_yield: Callable[[Value], None] | None = None,
 ) -> Value:
     """Run a project function on the present ranks and return what it returns."""
     if function.first_rank_only:
         held: list[Value] = [NONE]
         test = guessed_per_rank(FIRST)
-        unguarded = Function(
-            function.node, function.module, function.scope, function.receiver, function.owner, function.gradients
-        )
+        unguarded = msgspec.structs.replace(function, first_rank_only=False)
 
         def run() -> None:
-            held[0] = call_function(machine, node, unguarded, positional, named, complete, on_yield)
+            held[0] = call_function(machine, node, unguarded, given, on_yield)
 
         machine.split(node, test, run, lambda: None)
         return held[0]
@@ -312,17 +275,17 @@ def call_function(
     for around in machine.frames:
         if around.owner is not None and around.owner.node is function.node:
             active += 1
-    of_batch = any(kind in ("batch", "ddp") for value in (*positional, *named.values()) for kind, _ in tags_of(value))
+    of_batch = any(kind in ("batch", "ddp") for value in given.values for kind, _ in tags_of(value))
     skipped = on_yield is None and machine.can_skip(function.node, of_batch)
     if module is None or active > MAXIMUM_RECURSION or skipped:
-        return of_unread(machine, function, [*positional, *named.values()])
-    origins = _origins(positional, named)
+        return of_unread(machine, function, given.values)
+    origins = _origins(given)
     known = machine.effort.passes_over(function.node, machine.steps, of_batch, origins)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         if function.node in machine.agreeing:
             _write_through(machine, node, function)
         result = _passed_over(machine, function, module, known, on_yield)
-        return result if known is None else _of_this_call(machine, function, result, known, positional, named)
+        return result if known is None else _of_this_call(machine, function, result, known, given)
     machine.visited.add(function.node)
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
@@ -335,8 +298,8 @@ def call_function(
     signature = machine.signatures.get(function.node)
     if signature is None:
         signature = machine.signatures[function.node] = signature_of(function.node)
-    values = positional if function.receiver is None else [function.receiver, *positional]
-    for name, value in bound(signature, values, named, complete).items():
+    values = given.positional if function.receiver is None else [function.receiver, *given.positional]
+    for name, value in bound(signature, values, given).items():
         machine.store.set(frame.scope, name, value)
     emitted, oldest = machine.emitted, machine.store.oldest_written
     machine.store.oldest_written = NEVER
@@ -380,28 +343,21 @@ def call_function(
     return returned
 
 
-def _origins(positional: Sequence[Value], named: Mapping[str, Value]) -> Origins:
+def _origins(given: Arguments) -> Origins:
     """Return what the arguments of a call come from, those left out that are the same on all ranks and of nothing."""
-    given: list[tuple[int | str, Value]] = [*enumerate(positional), *named.items()]
-    found = ((key, is_varying(value), tags_of(value)) for key, value in given)
+    by_key: list[tuple[int | str, Value]] = [*enumerate(given.positional), *given.named.items()]
+    found = ((key, is_varying(value), tags_of(value)) for key, value in by_key)
     return frozenset(one for one in found if one[1] or one[2])
 
 
-def _of_this_call(
-    machine: Machine,
-    function: Function,
-    result: Value,
-    known: Walks,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-) -> Value:
+def _of_this_call(machine: Machine, function: Function, result: Value, known: Walks, given: Arguments) -> Value:
     """Return what earlier walks of a function gave for one more call, without what their own arguments came from."""
-    origins = _origins(positional, named)
+    origins = _origins(given)
     if result is not known.result or origins in known.results:
         return known.results.get(origins, result) if result is known.result else result
     here = {tag for _, _, tags in origins for tag in tags}
     elsewhere = {tag for given in known.results for _, _, tags in given for tag in tags} - here
-    return of_unread(machine, function, [*positional, *named.values()]) if tags_of(result) & elsewhere else result
+    return of_unread(machine, function, given.values) if tags_of(result) & elsewhere else result
 
 
 def _write_through(machine: Machine, node: ast.AST, function: Function) -> None:
@@ -494,31 +450,16 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
     applied = machine.evaluate(machine, decorator)
     if isinstance(value, Function):
         if applied == NO_GRADIENTS:
-            return _with(value, gradients=False)
+            return msgspec.structs.replace(value, gradients=False)
         if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):
-            return _with(value, first_rank_only=True)
+            return msgspec.structs.replace(value, first_rank_only=True)
     if isinstance(applied, (Function, ProjectClass, Instance)):
-        result = apply(machine, decorator, applied, [value], {})
+        result = apply(machine, decorator, applied, Arguments((value,)))
         if isinstance(result, (Function, Instance)):
             return result
-        return (
-            _with(value, first_rank_only=True)
-            if last in FIRST_RANK_DECORATORS and isinstance(value, Function)
-            else value
-        )
+        if last in FIRST_RANK_DECORATORS and isinstance(value, Function):
+            return msgspec.structs.replace(value, first_rank_only=True)
     return value
-
-
-def _with(function: Function, *, gradients: bool | None = None, first_rank_only: bool = False) -> Function:
-    return Function(
-        function.node,
-        function.module,
-        function.scope,
-        function.receiver,
-        function.owner,
-        function.gradients if gradients is None else gradients,
-        function.first_rank_only or first_rank_only,
-    )
 
 
 def context_function(
@@ -532,7 +473,7 @@ def context_function(
         return None
 
     def run(on_yield: Callable[[Value], None]) -> None:
-        positional, named, complete = arguments_of(machine, node)
+        given = arguments_of(machine, node)
         body_frame = machine.frame
         calls = list(machine.calls)
 
@@ -547,6 +488,6 @@ def context_function(
                 machine.frames = inner_frames
                 machine.calls = inner_calls
 
-        call_function(machine, node, function, positional, named, complete, in_caller)
+        call_function(machine, node, function, given, in_caller)
 
     return run

@@ -7,7 +7,7 @@ from functools import partial
 
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Execute, Machine
-from ddpdoctor.source.interpreter.values import UNIFORM, External, ProjectModule, Unknown, Value, constant
+from ddpdoctor.source.interpreter.values import UNIFORM, Arguments, External, ProjectModule, Unknown, Value, constant
 from ddpdoctor.source.script.module import Module, absolute
 from ddpdoctor.source.vocabulary import canonical
 
@@ -33,11 +33,9 @@ def run_import(machine: Machine, statement: ast.Import | ast.ImportFrom, execute
         machine.assign(scope, alias.asname or alias.name, _member(machine, module, alias.name, execute))
 
 
-def import_by_name(
-    machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
+def import_by_name(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``importlib.import_module`` gives: a project module, run as an import statement runs it."""
-    name = constant(named.get("name", positional[0] if positional else UNIFORM))
+    name = constant(given.value("name", 0) or UNIFORM)
     if isinstance(name, str) and name.replace(".", "").isidentifier() and machine.script.module(name) is None:
         return External(canonical(name))
     if not isinstance(name, str) or machine.script.module(name) is None:

@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     RANKS,
     UNIFORM,
+    Arguments,
     Const,
     DictValue,
     Function,
@@ -118,7 +119,7 @@ def _item_aside(machine: Machine, dataset: Instance) -> Value:
     found: list[Value] = []
 
     def give() -> None:
-        given = call_function(machine, method.node, bound_to(method, dataset), [UNIFORM] * (method is item), {})
+        given = call_function(machine, method.node, bound_to(method, dataset), Arguments([UNIFORM] * (method is item)))
         found.append(given if method is item else iterated(machine, given)[0])
 
     kept = machine.mask, machine.quiet, dict(machine.events), len(machine.exits), len(machine.own_raises)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import (
@@ -26,9 +26,11 @@ from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, LoopFrame
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BUILTINS,
+    NO_ARGUMENTS,
     NONE,
     OPAQUE,
     RANKS,
+    Arguments,
     Const,
     External,
     ExternalObject,
@@ -300,11 +302,9 @@ class Memory:
         kind: EventKind,
         name: str,
         node: ast.AST,
-        positional: Sequence[Value] = (),
-        named: Mapping[str, Value] | None = None,
+        given: Arguments = NO_ARGUMENTS,
         *,
         number: int = 0,
-        complete: bool = True,
         receiver: Value | None = None,
         in_tree: bool = False,
     ) -> None:
@@ -330,9 +330,9 @@ class Memory:
             guards=tuple(self.guards) if self.guards else (),
             undecided=tuple(self.conditions) if self.conditions else (),
             loops=tuple([loop.around for loop in self.loops]) if self.loops else (),
-            positional=tuple(positional),
-            named=named or {},
-            complete=complete,
+            positional=tuple(given.positional),
+            named=given.named,
+            complete=given.complete or kind == "collective",  # Checks ask of these for what is given by name.
             receiver=receiver,
             gradients=self.gradients,
             in_parent=self.in_parent,
@@ -359,14 +359,12 @@ class Memory:
         kind: EventKind,
         name: str,
         node: ast.AST,
-        positional: Sequence[Value] = (),
-        named: Mapping[str, Value] | None = None,
-        complete: bool = True,
+        given: Arguments = NO_ARGUMENTS,
         receiver: Value | None = None,
     ) -> None:
         """Record something that does not make the function around it worth more walks."""
         if not self.quiet:
-            self.emit(kind, name, node, positional, named, complete=complete, receiver=receiver)
+            self.emit(kind, name, node, given, receiver=receiver)
             self.emitted -= 1
 
     def object(self, value: Value) -> Event | None:

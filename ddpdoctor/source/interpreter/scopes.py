@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     OPAQUE,
     RANKS,
     UNIFORM,
+    Arguments,
     Const,
     DictValue,
     Function,
@@ -74,13 +75,11 @@ NEVER = 1 << 60
 """Larger than any number of a scope."""
 
 
-def bound(
-    signature: Signature, values: Sequence[Value], named: Mapping[str, Value], complete: bool
-) -> dict[str, Value]:
-    """Return the parameters with what a call gives them; ``complete`` is whether all of that is known by place."""
-    names = signature.names
+def bound(signature: Signature, values: Sequence[Value], arguments: Arguments) -> dict[str, Value]:
+    """Return the parameters with what a call gives them; ``values`` are those by position, ``self`` among them."""
+    names, complete = signature.names, arguments.complete
     given: dict[str, Value] = dict(zip(names, values, strict=False))
-    rest = dict(named)
+    rest = dict(arguments.named)
     for name in signature.all_names:
         if name in rest:
             given[name] = rest.pop(name)
@@ -152,6 +151,10 @@ class Store:
         """Return the names in a scope or of an object's attributes, in the order of their first assignment."""
         names = tuple(self.owners.get(owner, ()))
         return tuple(name for name in names if name[:1] != _MAKERS) if self.partly else names
+
+    def held(self, owner: int) -> list[Value]:
+        """Return what the names in a scope or the attributes of an object hold."""
+        return [value for name in self.names(owner) if (value := self.get(owner, name)) is not None]
 
     def makers(self, owner: int, name: str) -> int | None:
         """Return the mask of the ranks that gave a name a value, where it had none; None where any rank may have."""

@@ -224,8 +224,7 @@ class Machine(Memory):
         # A handler that raises what came to it is no decision: the failure itself ended the rank.
         again = isinstance(node, ast.Raise) and self.frame.module.is_in_handler(node)
         if self.guards and not self.quiet and not again:
-            number = self.number()
-            self.exits.append(Exit(number, node, self.frame.module, self.guards[-1], self.mask, scope))
+            self.exits.append(Exit(node, self.frame.module, self.number(), self.guards[-1], self.mask, scope))
 
     def collect(self, body: Callable[[], None]) -> list[list[Item]]:
         """Run something and return what each rank did in it instead of adding it to the present trees."""

@@ -21,6 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     RANKS,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     External,
@@ -107,7 +108,8 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     machine.mask &= ~empty
     if machine.mask:
         whole = machine.held(_gone_over(statement.iter))
-        around = LoopAround(statement, machine.frame.module, iterable, _at_most_one(turns), whole)
+        once = all(count is not None and count <= 1 for count in turns)
+        around = LoopAround(statement, machine.frame.module, iterable, once, whole)
         own = own_iterable(machine, statement.iter, iterable)
 
         if _is_unread(statement.iter, item):
@@ -173,10 +175,6 @@ def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None
     """Make the number that ``enumerate`` puts before an item the same on every rank."""
     if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
         assign_to(machine, target.elts[0], UNIFORM)
-
-
-def _at_most_one(turns: Sequence[int | None]) -> bool:
-    return all(count is not None and count <= 1 for count in turns)
 
 
 def _while(machine: Machine, statement: ast.While) -> None:
@@ -321,7 +319,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         return
     value = evaluate(machine, item.context_expr)
     enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
-    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter, [], {})
+    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter)
     if item.optional_vars is not None:
         assign_to(machine, item.optional_vars, entered)
     start, gone = machine.mask, machine.gone
@@ -341,7 +339,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
             machine,
             start,
             gone,
-            lambda: machine.apply(machine, item.context_expr, leave, [UNIFORM, UNIFORM, UNIFORM], {}),
+            lambda: machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3)),
         )
 
 

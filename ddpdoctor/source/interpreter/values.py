@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -175,6 +175,30 @@ Value: TypeAlias = (
     " | Partial | SequenceValue | DictValue | TensorSize | OneOf | PerRank"
 )
 
+
+class Arguments(msgspec.Struct, frozen=True):
+    """What a call is given."""
+
+    positional: Sequence[Value] = ()
+    named: Mapping[str, Value] = {}
+    complete: bool = True
+    """All of it is known by position or name (no ``*`` or ``**`` of unknown content)."""
+
+    @property
+    def values(self) -> list[Value]:
+        """All of it, whatever its place or name."""
+        return [*self.positional, *self.named.values()]
+
+    def value(self, name: str, position: int = -1) -> Value | None:
+        """Return what is given by a name or at a position."""
+        if name in self.named:
+            return self.named[name]
+        return self.positional[position] if 0 <= position < len(self.positional) else None
+
+
+NO_ARGUMENTS = Arguments()
+OPEN_ARGUMENTS = Arguments(complete=False)
+"""What a function is given by a caller that was not read."""
 _PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Instance, ExternalObject, Partial})
 """Classes of values that are the same on all ranks and come from nothing in particular."""
 _COMPOUND = frozenset({BoundMethod, Partial, SequenceValue, DictValue, OneOf, PerRank})

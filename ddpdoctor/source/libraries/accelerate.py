@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
+    Arguments,
     External,
     ExternalObject,
     Instance,
@@ -31,9 +32,7 @@ DEEPEST = 10
 _MODEL_NAME = regex(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
 
 
-def method(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> Value | None:
+def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of an Accelerator, and return its result; None for one like any other."""
     if not isinstance(receiver, ExternalObject) or receiver.name != ACCELERATOR:
         return None
@@ -42,13 +41,13 @@ def method(
         options = _options_of_ddp(machine, receiver)
         prepared = [
             _prepared(machine, node, value, names[index] if index < len(names) else "", options)
-            for index, value in enumerate(positional)
+            for index, value in enumerate(given.positional)
         ]
         return prepared[0] if len(prepared) == 1 else SequenceValue(tuple(prepared)) if prepared else OPAQUE
-    if name == "unwrap_model" and positional:
-        made = machine.object(positional[0])
+    if name == "unwrap_model" and given.positional:
+        made = machine.object(given.positional[0])
         inner = made.argument("module", 0) if made is not None and made.name == DDP else None
-        return inner or derived(positional[:1])
+        return inner or derived(given.positional[:1])
     return None
 
 
@@ -82,7 +81,7 @@ def _prepared(machine: Machine, node: ast.AST, value: Value, name: str, options:
         return prepared_loader(machine, node, value, name)
     if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
-        return wrap(machine, node, [value], options, True, number=machine.object_number((node, name)))
+        return wrap(machine, node, Arguments((value,), options), number=machine.object_number((node, name)))
     machine.prepared.update(one.number for one in options_of(value) if isinstance(one, ExternalObject))
     return value
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
+    Arguments,
     Const,
     ExternalObject,
     SequenceValue,
@@ -26,30 +27,25 @@ _OTHER_STRATEGIES = ("fsdp", "deepspeed", "dp", "xla", "singledevice", "modelpar
 METHODS = frozenset({"launch", "setup", "setup_module", "setup_dataloaders", "setup_optimizers"})
 
 
-def method(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> Value | None:
+def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a Fabric, and return its result; None for one like any other."""
     if not isinstance(receiver, ExternalObject) or receiver.name not in FABRICS or name not in METHODS:
         return None
     if name == "launch":
-        function = named.get("function", positional[0] if positional else NONE)
-        options = {key: value for key, value in named.items() if key != "function"}
-        return (
-            NONE if function == NONE else machine.apply(machine, node, function, [receiver, *positional[1:]], options)
-        )
+        function = given.value("function", 0) or NONE
+        options = {key: value for key, value in given.named.items() if key != "function"}
+        arguments = Arguments([receiver, *given.positional[1:]], options)
+        return NONE if function == NONE else machine.apply(machine, node, function, arguments)
     if name == "setup_dataloaders":
-        divides = constant(named.get("use_distributed_sampler", Const(True))) is not False
-        given = [
-            prepared_loader(machine, node, value, str(n)) if divides else value for n, value in enumerate(positional)
-        ]
-        return _one_or_all(given)
-    if name == "setup_optimizers" or not positional:
-        return _one_or_all(positional)
-    return _one_or_all([_wrapped(machine, node, receiver, positional[0]), *positional[1:]])
+        divides = constant(given.named.get("use_distributed_sampler", Const(True))) is not False
+        loaders = enumerate(given.positional)
+        return _one_or_all([prepared_loader(machine, node, one, str(n)) if divides else one for n, one in loaders])
+    if name == "setup_optimizers" or not given.positional:
+        return _one_or_all(given.positional)
+    return _one_or_all([_wrapped(machine, node, receiver, given.positional[0]), *given.positional[1:]])
 
 
-def _one_or_all(values: list[Value]) -> Value:
+def _one_or_all(values: Sequence[Value]) -> Value:
     return values[0] if len(values) == 1 else SequenceValue(tuple(values)) if values else OPAQUE
 
 
@@ -66,7 +62,7 @@ def _wrapped(machine: Machine, node: ast.AST, fabric: ExternalObject, model: Val
         return model
     number = machine.object_number((node, "setup"))
     machine.handing_on.add(number)
-    return wrap(machine, node, [model], options_of_ddp(machine, strategy), True, number=number)
+    return wrap(machine, node, Arguments((model,), options_of_ddp(machine, strategy)), number=number)
 
 
 def _is_other(strategy: Value) -> bool:

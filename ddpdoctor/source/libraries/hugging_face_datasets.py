@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Unknown, Value, derived
+from ddpdoctor.source.interpreter.values import Arguments, Unknown, Value, derived
 from ddpdoctor.source.ranks.data_partitions import as_part, is_rank
 
 
-def split_by_node(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
-) -> Value:
+def split_by_node(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the part of a rank: of a stream its files or every n-th item, of a table a range of rows."""
-    rank = named.get("rank", positional[1] if len(positional) > 1 else Unknown())
-    result = derived([*positional, *named.values()])
+    rank = given.value("rank", 1) or Unknown()
+    result = derived(given.values)
     return as_part(machine, node, result) if is_rank(rank) else result
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     UNIFORM,
+    Arguments,
     BoundMethod,
     ExternalObject,
     Function,
@@ -24,40 +24,38 @@ _PLACES = ("ignite.distributed", "ignite.distributed.auto", "ignite.distributed.
 PARALLEL = frozenset(f"{place}.Parallel" for place in _PLACES)
 
 
-def auto_model(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
-) -> Value:
+def auto_model(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Wrap a model in DDP, with what is given beside it."""
-    options = {name: value for name, value in named.items() if name not in ("model", "sync_bn")}
-    return wrap(machine, node, positional[:1] or [named.get("model", UNIFORM)], options, complete)
+    options = {name: value for name, value in given.named.items() if name not in ("model", "sync_bn")}
+    return wrap(machine, node, Arguments((given.value("model", 0) or UNIFORM,), options, given.complete))
 
 
-def auto_loader(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
-) -> Value:
+def auto_loader(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make a loader with a sampler for the ranks."""
     number = machine.object_number(node)
-    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    machine.emit("loader", DATA_LOADER, node, given, number=number)
     return prepared_loader(machine, node, ExternalObject(number, DATA_LOADER), "auto")
 
 
-def auto_optimizer(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
-) -> Value:
+def auto_optimizer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the optimizer: in a job of torch's own ranks it is what it was."""
-    return positional[0] if positional else named.get("optimizer", Unknown())
+    return given.value("optimizer", 0) or Unknown()
 
 
-def method(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> Value | None:
+def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do ``Parallel.run(function, …)``, which calls the function with the local rank first; None for any other."""
     made = isinstance(receiver, ExternalObject) and receiver.name in PARALLEL
     entered = isinstance(receiver, BoundMethod) and receiver.name == "__enter__"
-    if name != "run" or not (made or entered) or not positional or not isinstance(positional[0], (Function, Partial)):
+    if (
+        name != "run"
+        or not (made or entered)
+        or not given.positional
+        or not isinstance(given.positional[0], (Function, Partial))
+    ):
         return None
-    machine.emit("collective", "init_process_group", node, (), {}, in_tree=True)
-    return machine.apply(machine, node, positional[0], [exact_per_rank(LOCAL_RANK), *positional[1:]], dict(named))
+    machine.emit("collective", "init_process_group", node, in_tree=True)
+    function, *rest = given.positional
+    return machine.apply(machine, node, function, Arguments([exact_per_rank(LOCAL_RANK), *rest], given.named))
 
 
 CALLS = {

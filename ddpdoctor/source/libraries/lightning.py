@@ -15,10 +15,12 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     MEMBERS,
     NONE,
+    OPEN_ARGUMENTS,
     RANKS,
     SYNCHRONISED,
     TRUE,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     ExternalObject,
@@ -71,25 +73,23 @@ OF_ALL_RANKS = "(sync_dist=True)"
 """Ends the name of the event of a value that is logged for all ranks."""
 
 
-def method(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> Value | None:
+def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a Trainer, of its strategy or of a module, and return its result; None for one like any other."""
     if name not in METHODS:
         return None
     if isinstance(receiver, Instance):
-        return _of_module(machine, node, receiver, name, positional, named)
+        return _of_module(machine, node, receiver, name, given)
     if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:
         made = machine.object(receiver)
         if has_ranks(machine, made) and not (name == "save_checkpoint" and _is_older_than_2(machine, made)):
-            machine.emit("collective", f"Trainer.{name}", node, positional, named, receiver=receiver, in_tree=True)
+            machine.emit("collective", f"Trainer.{name}", node, given, receiver=receiver, in_tree=True)
             if name in _STAGES:
-                _run_hooks(machine, node, receiver, name, positional, named)
+                _run_hooks(machine, node, receiver, name, given)
         return None
     if isinstance(receiver, BoundMethod) and receiver.name in {"strategy", "training_type_plugin"}:
         trainer = receiver.receiver
         if isinstance(trainer, ExternalObject) and trainer.name in TRAINERS and name in _ON_STRATEGY:
-            machine.emit("collective", f"strategy.{name}", node, positional, named, in_tree=True)
+            machine.emit("collective", f"strategy.{name}", node, given, in_tree=True)
             return SYNCHRONISED
     return None
 
@@ -182,44 +182,35 @@ def _counts(machine: Machine, trainer: Event) -> Iterator[int | None]:
             yield devices if devices < 0 else devices * nodes
 
 
-def _of_module(
-    machine: Machine,
-    node: ast.AST,
-    module: Instance,
-    name: str,
-    positional: list[Value],
-    named: Mapping[str, Value],
-) -> Value | None:
+def _of_module(machine: Machine, node: ast.AST, module: Instance, name: str, given: Arguments) -> Value | None:
     if name not in _ON_MODULE or not isinstance(machine.store.get(module.number, "trainer"), ExternalObject):
         return None
     if name in {"all_gather", "manual_backward"}:
-        machine.emit("collective", name, node, positional, named, in_tree=True)
+        machine.emit("collective", name, node, given, in_tree=True)
         return SYNCHRONISED if name == "all_gather" else NONE
-    synchronises = constant(named.get("sync_dist", Const(False)))
-    value = positional[-1] if positional else named.get("value", named.get("dictionary", NONE))
-    if constant(named.get("rank_zero_only", Const(False))) is False:
+    synchronises = constant(given.named.get("sync_dist", Const(False)))
+    value = given.positional[-1] if given.positional else given.named.get("value", given.named.get("dictionary", NONE))
+    if constant(given.named.get("rank_zero_only", Const(False))) is False:
         if synchronises is False:
-            machine.note("call", LOG, node, [value], named, receiver=module)
+            machine.note("call", LOG, node, Arguments((value,), given.named), receiver=module)
         elif synchronises is True and isinstance(node, ast.Call):
-            _log_of_all(machine, node, name, value, positional, named)
+            _log_of_all(machine, node, name, value, given)
     return NONE
 
 
-def _log_of_all(
-    machine: Machine, node: ast.Call, name: str, value: Value, positional: list[Value], named: Mapping[str, Value]
-) -> None:
+def _log_of_all(machine: Machine, node: ast.Call, name: str, value: Value, given: Arguments) -> None:
     """Reduce what is logged, a dict once for each of its keys.
 
     What is reduced at the end of the epoch counts where it shows in which keys the ranks differ, or that some log none.
     """
-    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "dictionary")]
-    keys = own_iterable(machine, given[0], value) if given and name == "log_dict" else None
+    logged = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "dictionary")]
+    keys = own_iterable(machine, logged[0], value) if logged and name == "log_dict" else None
     by_key = keys is not None or any(MEMBERS in tags_of(loop.around.iterable) for loop in machine.loops)
-    if not by_key and not _at_once(machine, named) and machine.mask == ALL_RANKS & ~machine.gone:
+    if not by_key and not _at_once(machine, given.named) and machine.mask == ALL_RANKS & ~machine.gone:
         return
 
     def reduce() -> None:
-        machine.emit("collective", f"self.{name}{OF_ALL_RANKS}", node, positional, named, in_tree=True)
+        machine.emit("collective", f"self.{name}{OF_ALL_RANKS}", node, given, in_tree=True)
 
     if keys is None:
         reduce()
@@ -235,32 +226,26 @@ def _at_once(machine: Machine, named: Mapping[str, Value]) -> bool:
     return any(_IN_STEP.search(frame.function) for frame in machine.frames)
 
 
-def _run_hooks(
-    machine: Machine,
-    node: ast.AST,
-    trainer: ExternalObject,
-    name: str,
-    positional: list[Value],
-    named: Mapping[str, Value],
-) -> None:
+def _run_hooks(machine: Machine, node: ast.AST, trainer: ExternalObject, name: str, given: Arguments) -> None:
     made = machine.object(trainer)
-    model = named.get("model", positional[0] if positional else NONE)
+    model = given.value("model", 0) or NONE
     module = next((one for one in options_of(model) if isinstance(one, Instance)), None)
     if made is None or module is None or isinstance(model, (OneOf, PerRank)) or not _is_module(machine, module):
         return
-    given = made.named.get("callbacks", NONE)
-    listed = given.values if isinstance(given, SequenceValue) else (given,)
+    held = made.named.get("callbacks", NONE)
+    listed = held.values if isinstance(held, SequenceValue) else (held,)
     callbacks = [one for one in listed if isinstance(one, Instance)]
     for key in ("global_rank", "local_rank"):
         machine.assign(module.number, key, attribute(trainer, key) or UNIFORM)
     machine.assign(module.number, "trainer", trainer)
-    _ask_for_data(machine, node, made, module, [*positional[1:], *named.values()], _STAGES[name])
+    _ask_for_data(machine, node, made, module, [*given.positional[1:], *given.named.values()], _STAGES[name])
     for hook, arguments in _hooks(_STAGES[name]):
         for instance in (module, *callbacks):
             found = class_attribute(machine, instance.cls, hook)
             if isinstance(found, Function):
-                before = [] if instance is module else [trainer, module]
-                machine.apply(machine, node, bound_to(found, instance), [*before, *arguments], {}, complete=False)
+                before: list[Value] = [] if instance is module else [trainer, module]
+                passed = Arguments([*before, *arguments], complete=False)
+                machine.apply(machine, node, bound_to(found, instance), passed)
 
 
 def _ask_for_data(
@@ -277,7 +262,7 @@ def _ask_for_data(
             if not isinstance(found, Function) or (hook == "setup" and instance == module):
                 continue
             arguments: list[Value] = [UNIFORM] if hook == "setup" else []
-            made = machine.apply(machine, node, bound_to(found, instance), arguments, {}, complete=False)
+            made = machine.apply(machine, node, bound_to(found, instance), Arguments(arguments, complete=False))
             if divides:
                 machine.prepared.update(one.number for one in options_of(made) if isinstance(one, ExternalObject))
 
@@ -292,7 +277,7 @@ def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
         return
     machine.mask = present & 1
     try:
-        machine.apply(machine, node, bound_to(found, instance), [], {}, complete=False)
+        machine.apply(machine, node, bound_to(found, instance), OPEN_ARGUMENTS)
     finally:
         machine.mask = present & ~machine.gone
 

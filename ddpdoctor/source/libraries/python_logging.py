@@ -10,6 +10,7 @@ from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
+    Arguments,
     Const,
     External,
     ExternalObject,
@@ -32,11 +33,9 @@ _UNKNOWN = _LEVELS["CRITICAL"] + 1
 """Stands for a level that is not known: no line is said to be shown by it."""
 
 
-def get_logger(
-    machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
+def get_logger(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the logger of a name, the same object wherever it is asked for."""
-    name = constant(named.get("name", positional[0] if positional else NONE))
+    name = constant(given.value("name", 0) or NONE)
     known = name is None or isinstance(name, str)
     key = ("logger", "" if name in (None, "root") else name) if known else ("logger", node)
     number = machine.objects.setdefault(key, machine.number())

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value, options_of
+from ddpdoctor.source.interpreter.values import Arguments, Const, ExternalObject, Value, options_of
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.vocabulary import ACCELERATE_STATES, DATA_LOADER, ENGINE, FABRICS
 
@@ -54,5 +54,5 @@ def prepared_loader(machine: Machine, node: ast.AST, value: Value, name: str) ->
         return value
     number = machine.object_number((node, name))
     machine.prepared.add(number)
-    machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
+    machine.emit("loader", DATA_LOADER, made.node, Arguments(made.positional, made.named), number=number)
     return ExternalObject(number, DATA_LOADER)

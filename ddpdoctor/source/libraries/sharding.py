@@ -16,6 +16,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     SYNCHRONISED,
     VARYING,
+    Arguments,
     Const,
     ExternalObject,
     Instance,
@@ -32,7 +33,7 @@ from ddpdoctor.source.ranks.rank_local_values import of_own_data
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
-from ddpdoctor.source.torch_model.external_objects import Handler, Named
+from ddpdoctor.source.torch_model.external_objects import Handler
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 
@@ -50,37 +51,37 @@ _PLAIN = (ast.Name, ast.Attribute)
 _GATHERING_OPTIONS = ("full_state_dict", "broadcast_from_rank0")
 
 
-def shard(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def shard(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Shard a module in place, or several as one unit."""
-    return _in_place(machine, node, positional, named, gathers=True, with_data=True)
+    return _in_place(machine, node, given, gathers=True, with_data=True)
 
 
-def replicate(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def replicate(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Let a module average its gradients, in place."""
-    return _in_place(machine, node, positional, named, gathers=False, with_data=True)
+    return _in_place(machine, node, given, gathers=False, with_data=True)
 
 
-def parallelize(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def parallelize(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Divide the computation of a module, in place: its ranks share their data."""
-    return _in_place(machine, node, positional, named, gathers=True, with_data=False)
+    return _in_place(machine, node, given, gathers=True, with_data=False)
 
 
-def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def wrapper(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make the wrapper whose forward, backward and state dict are collectives."""
     number = machine.object_number(node)
-    machine.emit("object", SHARDED_WRAPPER, node, positional, named, number=number, complete=complete)
-    group = named.get("process_group", named.get("device_mesh", NONE))
-    whole = complete and constant(group) is None and len(positional) < 2
+    machine.emit("object", SHARDED_WRAPPER, node, given, number=number)
+    group = given.named.get("process_group", given.named.get("device_mesh", NONE))
+    whole = given.complete and constant(group) is None and len(given.positional) < 2
     machine.sharded[number] = Sharded(whole, True, True, with_data=True)
-    if positional:
-        machine.note("training", SHARDED, node, positional, named, receiver=positional[0])
+    if given.positional:
+        machine.note("training", SHARDED, node, given, receiver=given.positional[0])
     return ExternalObject(number, SHARDED_WRAPPER)
 
 
-def make_mesh(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_mesh(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make a mesh of the ranks, in which all take part; one of several dimensions has groups that only some share."""
-    machine.emit("collective", "init_device_mesh", node, positional, named, in_tree=True)
-    shape = named.get("mesh_shape", positional[1] if len(positional) > 1 else None)
+    machine.emit("collective", "init_device_mesh", node, given, in_tree=True)
+    shape = given.value("mesh_shape", 1)
     known = isinstance(shape, SequenceValue) and not shape.open
     sizes = [constant(one) for one in shape.values] if isinstance(shape, SequenceValue) and known else []
     machine.meshes_are_flat = machine.meshes_are_flat and len(sizes) == 1
@@ -110,9 +111,7 @@ def _is_matched(machine: Machine, *, everywhere: bool, along_mesh: bool) -> bool
     return present != 2
 
 
-def method(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> Value | None:
+def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a mesh or of the wrapper, and return its result; None for one like any other."""
     if not isinstance(receiver, ExternalObject):
         return None
@@ -133,7 +132,7 @@ def method(
         flat = machine.meshes_are_flat and name == "get_local_rank"
         return exact_per_rank(GLOBAL_RANK) if flat else VARYING
     if name == "size":
-        return WORLD_SIZE if machine.meshes_are_flat and not positional and not named else derived([])
+        return WORLD_SIZE if machine.meshes_are_flat and not given.positional and not given.named else derived([])
     if name == "get_group":
         return ExternalObject(machine.object_number(node), _GROUP)
     return None
@@ -148,18 +147,16 @@ def of_tensor(machine: Machine, node: ast.AST, name: str) -> Value:
     return SYNCHRONISED
 
 
-def state_dict(
-    name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def state_dict(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Gather the state of a sharded model, or spread one, where the options ask for the whole."""
-    options = named.get("options", NONE)
+    options = given.named.get("options", NONE)
     made = machine.object(options)
     asks = made is not None and any(constant(made.named.get(option, NONE)) is True for option in _GATHERING_OPTIONS)
     if asks and machine.sharded and all(one.certain for one in machine.sharded.values()):
-        machine.emit("collective", name, node, positional, named, in_tree=_all_everywhere(machine))
-    elif name == "get_model_state_dict" and options == NONE and positional:
-        return own_part(machine, positional[0]) or derived(positional)
-    return derived([*positional, *named.values()])
+        machine.emit("collective", name, node, given, in_tree=_all_everywhere(machine))
+    elif name == "get_model_state_dict" and options == NONE and given.positional:
+        return own_part(machine, given.positional[0]) or derived(given.positional)
+    return derived(given.values)
 
 
 def own_part(machine: Machine, module: Value) -> Value | None:
@@ -172,11 +169,11 @@ def own_part(machine: Machine, module: Value) -> Value | None:
     return derived([], frozenset({(SHARDS, 0)}))
 
 
-def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def clip_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Reduce the norm of gradients that are sharded in place; those of other models are the rank's own."""
     how = None
-    given = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    method = given.func if isinstance(given, ast.Call) else None
+    clipped = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    method = clipped.func if isinstance(clipped, ast.Call) else None
     if isinstance(method, ast.Attribute) and method.attr == "parameters" and isinstance(method.value, _PLAIN):
         owner = machine.evaluate(machine, method.value)
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
@@ -184,16 +181,11 @@ def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], nam
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
     if how is not None and how.gathers and how.certain:
         machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=_is_met(machine, how))
-    return derived(positional)
+    return derived(given.positional)
 
 
 def forward(
-    machine: Machine,
-    node: ast.AST,
-    module: Instance | ExternalObject,
-    positional: list[Value],
-    named: Mapping[str, Value],
-    result: Value,
+    machine: Machine, node: ast.AST, module: Instance | ExternalObject, given: Arguments, result: Value
 ) -> Value:
     """Run a forward of a module that may be sharded; return what comes out of it, marked as such."""
     how = machine.sharded.get(module.number)
@@ -201,7 +193,7 @@ def forward(
         return result
 
     def gather() -> None:
-        machine.emit("forward", FORWARD, node, positional, named, receiver=module, in_tree=_is_met(machine, how))
+        machine.emit("forward", FORWARD, node, given, receiver=module, in_tree=_is_met(machine, how))
 
     if how.gathers and how.certain:
         gather()
@@ -209,24 +201,22 @@ def forward(
         machine.fork([gather, lambda: None])
     if not machine.gradients or not how.everywhere or not how.certain:
         return result
-    kept = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(positional)
+    kept = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(given.positional)
     return tagged(
         of_own_data(kept) if how.with_data else kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)})
     )
 
 
-def _in_place(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Named, *, gathers: bool, with_data: bool
-) -> Value:
-    module = positional[0] if positional else named.get("module", NONE)
-    mesh = named.get("mesh", named.get("device_mesh", NONE))
-    if not with_data and len(positional) > 1:
-        mesh = positional[1]
+def _in_place(machine: Machine, node: ast.AST, given: Arguments, *, gathers: bool, with_data: bool) -> Value:
+    module = given.value("module", 0) or NONE
+    mesh = given.named.get("mesh", given.named.get("device_mesh", NONE))
+    if not with_data and len(given.positional) > 1:
+        mesh = given.positional[1]
     on_mesh = isinstance(mesh, ExternalObject) and mesh.name in _MESHES
     whole = constant(mesh) is None or (isinstance(mesh, ExternalObject) and mesh.name == MESH)
     whole = whole and (with_data or machine.meshes_are_flat)
     if gathers:
-        machine.note("training", SHARDED, node, positional, named, receiver=module)
+        machine.note("training", SHARDED, node, given, receiver=module)
     parts = module.values if isinstance(module, SequenceValue) else (module,)
     for option in (option for part in parts for option in options_of(part)):
         if isinstance(option, (Instance, ExternalObject)) and not machine.quiet:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
@@ -27,38 +27,43 @@ Cause = Literal["collective", "group", "wrap", "forward"]
 """What the ranks part at: making a group, building DDP, a forward through DDP, or any other collective."""
 
 
-class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
+class SourceParting(msgspec.Struct, frozen=True, eq=False):
     """A place where ranks run different collectives."""
 
-    cause: Cause
-
-    collective: str
-    """Name of the collective that only some ranks run."""
-    location: Location
+    event: Event
     """The call that only some ranks make."""
     running: int
     """Mask of the ranks that run it."""
     missing: int
     """Mask of the ranks that do not."""
-    running_next: tuple[str, ...]
+    running_next: Tree
     """What the former run from here on."""
-    missing_next: tuple[str, ...]
-    decides: str
-    """What decides, as a sentence: a rank test, or a function that is not the same on every rank."""
-    condition_location: Location
-    exit_location: Location | None
+    missing_next: Tree
+    guard: Guard
+    """What decides: a rank test, or a function that is not the same on every rank."""
+    left: Exit | None
     """Where the missing ranks left, when they left before instead of taking the other arm."""
-    leaving: str
-    """Source of the statement by which they left; empty where they did not leave."""
-    guessed: bool
-    """The rank test is one by its name only."""
-    chain: tuple[Frame, ...]
     turns: tuple[int, int] | None = None
     """Turns of the loop around it on the running and on the missing ranks, where that is the difference."""
     instead: Event | None = None
     """What the missing ranks run first, where they make the same calls in another order."""
     made: Event | None = None
     """What made the object whose collective it is, where a setting decides that."""
+
+    @property
+    def cause(self) -> Cause:
+        """What they part at."""
+        return "collective" if self.instead is not None else _cause(self.event)
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective that only some ranks run."""
+        return self.event.name
+
+    @property
+    def location(self) -> Location:
+        """Where it is called."""
+        return self.event.location
 
 
 def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]:
@@ -99,28 +104,27 @@ def _cause(event: Event) -> Cause:
 def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
     """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
     return check.finding(
-        "source",
         title or _title(parting),
         remedy=remedy,
         locations=_places_of(parting),
         evidence=_evidence_of(parting),
-        severity=Severity.WARNING if parting.guessed else None,
+        severity=Severity.WARNING if parting.guard.guessed else None,
     )
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
-    left = () if parting.exit_location is None else (_exit_of(parting, parting.exit_location),)
+    left = () if parting.left is None else (_exit_of(parting, parting.left),)
     if parting.instead is not None:
         text = f"{ranks_text(parting.missing)} {_verb(parting.missing, 'run')} {parting.instead.name} first"
         left = (Fact(text=text, basis="source", location=parting.instead.location, stack=parting.instead.chain),)
     return (
         *left,
-        Fact(text=parting.decides, basis="source", location=parting.condition_location),
+        Fact(text=_what_decides(parting.guard), basis="source", location=parting.guard.location),
         Fact(
             text=f"this call chain leads {ranks_text(parting.running)} to {parting.collective}",
             basis="source",
             location=parting.location,
-            stack=parting.chain,
+            stack=parting.event.chain,
         ),
         *(() if parting.made is None else (_choice(parting.made),)),
     )
@@ -131,14 +135,14 @@ def _choice(made: Event) -> Fact:
     return Fact(text=text, basis="source", location=made.location)
 
 
-def _exit_of(parting: SourceParting, place: Location) -> Fact:
-    verb = _verb(parting.missing, "leave")
-    return Fact(text=f"{ranks_text(parting.missing)} {verb} by `{parting.leaving}`", basis="source", location=place)
+def _exit_of(parting: SourceParting, left: Exit) -> Fact:
+    text = f"{ranks_text(parting.missing)} {_verb(parting.missing, 'leave')} by `{left.module.excerpt(left.node)}`"
+    return Fact(text=text, basis="source", location=left.location)
 
 
 def _places_of(parting: SourceParting) -> tuple[Location, ...]:
-    leaving = () if parting.exit_location is None else (parting.exit_location,)
-    return (parting.location, *leaving, parting.condition_location)
+    leaving = () if parting.left is None else (parting.left.location,)
+    return (parting.location, *leaving, parting.guard.location)
 
 
 def remedy_of(parting: SourceParting) -> str:
@@ -147,7 +151,7 @@ def remedy_of(parting: SourceParting) -> str:
         return SAME_ORDER
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
-    if parting.exit_location is not None:
+    if parting.left is not None:
         return (
             f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
         )
@@ -165,10 +169,11 @@ def _title(parting: SourceParting) -> str:
             f"{ranks_text(parting.running)} {_verb(parting.running, 'run')} {parting.collective} {here} times, "
             f"{ranks_text(parting.missing)} {there} times: the bound of the loop depends on the rank"
         )
-    if parting.exit_location is not None:
-        place = f"line {parting.exit_location.line}"
-        if parting.exit_location.file != parting.location.file:
-            place += f" of {PurePath(parting.exit_location.file).name}"
+    if parting.left is not None:
+        left = parting.left.location
+        place = f"line {left.line}"
+        if left.file != parting.location.file:
+            place += f" of {PurePath(left.file).name}"
         return (
             f"{ranks_text(parting.missing)} can leave at {place}, before {parting.collective}, "
             f"which {_others(parting.running, parting.missing)}"
@@ -177,8 +182,8 @@ def _title(parting: SourceParting) -> str:
     sides = [
         subject + (f" [{', '.join(names)}]" if names else " nothing more")
         for subject, names in (
-            (f"{ranks_text(parting.running)} {_verb(parting.running, 'run')}", parting.running_next),
-            (rest, parting.missing_next),
+            (f"{ranks_text(parting.running)} {_verb(parting.running, 'run')}", _names(parting.running_next)),
+            (rest, _names(parting.missing_next)),
         )
     ]
     ranks = f"{ranks_text(parting.running)} {_verb(parting.running, 'reach')}"
@@ -196,19 +201,7 @@ def _verb(mask: int, verb: str) -> str:
     return verb + ("es" if verb.endswith("ch") else "s")
 
 
-class _Found(msgspec.Struct, frozen=True, eq=False):
-    event: Event
-    running: int
-    missing: int
-    running_next: Tree
-    missing_next: Tree
-    guard: Guard
-    left: Exit | None
-    turns: tuple[int, int] | None = None
-    instead: Event | None = None
-
-
-def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
+def _in_walk(projection: Projection, walk: Walk) -> Iterator[SourceParting]:
     classes: list[tuple[int, Tree]] = []
     for rank in RANKS if not walk.uncertain else ():
         if walk.raised >> rank & 1:
@@ -227,7 +220,7 @@ def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
 
 def _compare(
     projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree], around: tuple[Tree, Tree] = ((), ())
-) -> Iterator[_Found]:
+) -> Iterator[SourceParting]:
     """Walk two trees side by side; report a call that a rank test keeps from the other side, and step over it.
 
     ``around`` is the body of the loop that both stand in: ranks that leave it miss what the next turn runs.
@@ -327,7 +320,7 @@ def _permuted(one: Tree, other: Tree) -> int:
     return 0
 
 
-def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> _Found | None:
+def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> SourceParting | None:
     """Return a call of one side that the other only seems to match, by one that this side makes as well, later on."""
     event, match = rest[0], other_rest[0]
     if not isinstance(event, Event) or not isinstance(match, Event) or event.ordinal == match.ordinal:
@@ -345,7 +338,7 @@ def _with_events(*trees: Tree) -> Tree:
 
 def _other_turns(
     item: Item | None, match: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
-) -> _Found | None:
+) -> SourceParting | None:
     """Return a loop that both sides run, with the same collectives, a different number of times."""
     if not isinstance(item, Loop) or not isinstance(match, Loop) or item.node is not match.node:
         return None
@@ -357,7 +350,7 @@ def _other_turns(
         return None
     bound = getattr(around.node, "iter", around.node)
     guard = Guard(bound, around.module, ranks, is_guessed(around.iterable), around.iterable, 0)
-    return _Found(event, ranks, other_ranks, rest, other_rest, guard, None, (item.turns, match.turns))
+    return SourceParting(event, ranks, other_ranks, rest, other_rest, guard, None, (item.turns, match.turns))
 
 
 def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | None:
@@ -370,14 +363,14 @@ def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | 
 
 def _guarded(
     projection: Projection, item: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
-) -> _Found | None:
+) -> SourceParting | None:
     """Return a call in ``item`` that a rank test keeps from all the other ranks."""
     if item is None:
         return None
     for event in events_in((item,)):
         for guard in reversed(event.guards):
             if not guard.arm & other_ranks and not _made_elsewhere(projection, event, guard, other_ranks):
-                return _Found(event, ranks, other_ranks, rest, other_rest, guard, None)
+                return SourceParting(event, ranks, other_ranks, rest, other_rest, guard, None)
     return None
 
 
@@ -399,7 +392,7 @@ def _by_exit(
     other_ranks: int,
     rest: Tree,
     other_rest: Tree,
-) -> _Found | None:
+) -> SourceParting | None:
     """Return a call that one side misses because it left a function, a loop or the program under a rank test."""
     for one, other, mask, other_mask, here, there in (
         (item, match, ranks, other_ranks, rest, other_rest),
@@ -415,11 +408,11 @@ def _by_exit(
                 continue
             before = one is not None and left.ordinal < event.ordinal
             if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
-                return _Found(event, mask, other_mask, here, there, left.guard, left)
+                return SourceParting(event, mask, other_mask, here, there, left.guard, left)
     return None
 
 
-def _behind_forward(found: _Found) -> Iterator[_Found]:
+def _behind_forward(found: SourceParting) -> Iterator[SourceParting]:
     """Yield the first explicit collective that follows a missed forward in the function that some ranks left."""
     left = found.left
     if left is None or not left.scope or _cause(found.event) != "forward":
@@ -468,7 +461,7 @@ def _switch(test: ast.AST) -> tuple[str, bool]:
     return dotted(test), is_on
 
 
-def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
+def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[SourceParting]:
     """Yield a call in a ``try`` that one side misses after it raised under a rank test and went on in a handler."""
     for left in projection.exits:
         if not isinstance(left.node, ast.Raise) or left.ranks == ALL_RANKS:
@@ -483,7 +476,7 @@ def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
         instead = {event.name for event in events.values() if _passes(event, left, last + 1, handled)}
         if missed and not instead & {event.name for event in missed}:
             event = min(missed, key=lambda event: event.ordinal)
-            yield _Found(event, ALL_RANKS & ~left.ranks, left.ranks, (event,), (), left.guard, left)
+            yield SourceParting(event, ALL_RANKS & ~left.ranks, left.ranks, (event,), (), left.guard, left)
 
 
 def _try_around(left: Exit) -> ast.Try | None:
@@ -514,27 +507,11 @@ def _made_by_choice(projection: Projection, event: Event) -> Event | None:
     return made if made is not None and made.conditions and event.kind == "collective" else None
 
 
-def _described(found: _Found, made: Event | None = None) -> SourceParting:
-    event, guard = found.event, found.guard
-    by_class = found.left is not None or found.turns is not None or found.instead is not None
-    return SourceParting(
-        cause="collective" if found.instead is not None else _cause(event),
-        collective=event.name,
-        location=event.location,
-        running=found.running if by_class else event.ranks,
-        missing=found.missing if by_class else ALL_RANKS & ~event.ranks,
-        running_next=_names(found.running_next),
-        missing_next=_names(found.missing_next),
-        decides=_what_decides(guard),
-        condition_location=guard.location,
-        exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
-        leaving=found.left.module.excerpt(found.left.node) if found.left is not None else "",
-        guessed=guard.guessed,
-        chain=event.chain,
-        turns=found.turns,
-        instead=found.instead,
-        made=made,
-    )
+def _described(found: SourceParting, made: Event | None = None) -> SourceParting:
+    if found.left is not None or found.turns is not None or found.instead is not None:
+        return msgspec.structs.replace(found, made=made)
+    ranks = found.event.ranks  # Other ways than this one may lead more of them there.
+    return msgspec.structs.replace(found, running=ranks, missing=ALL_RANKS & ~ranks, made=made)
 
 
 def _what_decides(guard: Guard) -> str:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -111,7 +111,7 @@ class Origins:
     def _called(self, module: Module, node: ast.Call) -> list[tuple[Module, ast.FunctionDef]]:
         """Return the function that a call runs by its name; of a module of torch, its ``forward``."""
         last = last_name(node.func)
-        found = [(one, f) for one in self.modules for f in one.index.of(ast.FunctionDef) if f.name == last]
+        found = functions_named(self.modules, last)
         if isinstance(node.func, ast.Attribute) and not _is_of_script(module, node.func, found):
             return []  # A method of another object may have the name of one here: `model.parameters()`.
         if found or not isinstance(node.func, ast.Name):

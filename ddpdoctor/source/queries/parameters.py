@@ -12,7 +12,7 @@ from ddpdoctor.check import Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, family
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     Const,
@@ -29,7 +29,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.script.module import Module, descend, last_name, once
+from ddpdoctor.source.script.module import Module, descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import MAXIMUM_PARTS, parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
@@ -61,8 +61,9 @@ def unused_parts(projection: Projection) -> Iterator[Verdict]:
     """
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
+    fits = [fit for fit, one in fits_on_several(projection) if not searches_unused(projection.machine, one)]
     seen, left = set[ast.ClassDef](), set[tuple[ast.ClassDef, str]]()
-    for wrap in (*demanding, *_lightning_fits(projection), *searching):
+    for wrap in (*demanding, *fits, *searching):
         module = _module_of(wrap)
         models = [] if module is None or isinstance(module, PerRank) else list(options_of(module))
         found = [list(_unused_in(projection, wrap, model, seen, left, hidden=wrap in searching)) for model in models]
@@ -151,7 +152,7 @@ def _unused(
         if is_run
         else f"Remove it, or {freeze}.",
         locations=places,
-        because=((f"DDP has {option}", wrap.location),),
+        because=(f"DDP has {option}", wrap.location),
     )
 
 
@@ -176,13 +177,12 @@ def _searches(wrap: Event) -> bool:
     return wrap.complete and flag is not None and constant(flag) is True
 
 
-def _lightning_fits(projection: Projection) -> Iterator[Event]:
-    """Yield the trainings by a Trainer of Lightning that wraps its module in DDP and waits for all gradients."""
+def fits_on_several(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield the trainings by Trainers of Lightning with several ranks, and their Trainers."""
     for event in projection.in_course("collective"):
         trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
-        fits = event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer)
-        if fits and trainer is not None and not searches_unused(projection.machine, trainer):
-            yield event
+        if event.name == "Trainer.fit" and trainer is not None and has_several(projection.machine, trainer):
+            yield event, trainer
 
 
 def needless_searches(projection: Projection) -> Iterator[tuple[Event, int]]:
@@ -264,13 +264,8 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     """Return whether an attribute is mentioned outside of methods that are never called."""
     if name in _forward_attributes(machine, part.cls):
         return True
-    known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})
-    if part.cls not in known:
-        known[part.cls] = _reached_text(machine.script, _family(machine, part.cls))
-    reached = known[part.cls]
-    if reached is None:
-        return True
-    return name in reached
+    reached = _reached_text(machine, part.cls)
+    return reached is None or name in reached
 
 
 def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
@@ -288,7 +283,7 @@ def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
 
 
 def _uses(machine: Machine, part: Instance, name: str) -> Iterator[tuple[Module, ast.Attribute]]:
-    for cls in _family(machine, part.cls):
+    for cls in family(machine, part.cls):
         module = machine.script.module(cls.module)
         for node in module.index.within(cls.node, ast.Attribute) if module is not None else ():
             if node.attr == name and isinstance(node.ctx, ast.Load) and module is not None:
@@ -340,17 +335,17 @@ def _is_no_grad(node: ast.expr) -> bool:
     return last_name(node.func if isinstance(node, ast.Call) else node) in {"no_grad", "inference_mode"}
 
 
+@once_each
 def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
-    known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_attributes", {})
-    if cls not in known:
-        forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
-        attributes = [node for method in forwards for node in descend(method) if node.__class__ is ast.Attribute]
-        known[cls] = frozenset(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
-    return known[cls]
+    forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+    attributes = [node for method in forwards for node in descend(method) if node.__class__ is ast.Attribute]
+    return frozenset(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
 
 
-def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | None:
-    """Return the words outside of methods that nothing leads to; None when any attribute may be meant."""
+@once_each
+def _reached_text(machine: Machine, cls: ProjectClass) -> set[str] | None:
+    """Return the words outside of methods of a class that nothing leads to; None when any attribute may be meant."""
+    script, own = machine.script, family(machine, cls)
     bodies = {node for cls in own for node in descend(cls.node)}
     inside = Counter(word for node in bodies for word in _loaded_words(node))
     outside = {word for word, count in _all_loaded_words(script).items() if count > inside[word]}
@@ -393,13 +388,9 @@ def _loaded_words(node: ast.AST) -> Iterator[str]:
         yield node.id
 
 
-def _family(machine: Machine, cls: ProjectClass) -> list[ProjectClass]:
-    return [cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))]
-
-
 def _places(machine: Machine, part: Instance, names: Sequence[str]) -> Iterator[Location]:
     for name in names:
-        for cls in _family(machine, part.cls):
+        for cls in family(machine, part.cls):
             module = machine.script.module(cls.module)
             for node in descend(cls.node):
                 stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from ddpdoctor.source.events import Condition, Event
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.origins import given_for, pairs_of
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
 from ddpdoctor.source.script.script import Script
 
 NumberKind = Literal["mean", "sum", "unknown"]
@@ -334,12 +334,7 @@ class _Uses:
 
     def _is_harmless_inside(self, call: ast.Call, name: str) -> bool:
         """Return whether the only function of this name in the project does nothing else with what it is given."""
-        homes = [
-            (module, function)
-            for module in self._script.modules
-            for function in module.index.of(ast.FunctionDef)
-            if function.name == name
-        ]
+        homes = functions_named(self._script.modules, name)
         if len(homes) != 1 or self._depth >= _DEEPEST:
             return False
         module, function = homes[0]
@@ -401,7 +396,11 @@ class _Settled:
         if isinstance(node, ast.Constant):
             return True
         if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp)):
-            return all(self.is_settled(module, part, depth) for part in ast.iter_child_nodes(node) if _is_value(part))
+            return all(
+                self.is_settled(module, part, depth)
+                for part in ast.iter_child_nodes(node)
+                if isinstance(part, ast.expr)
+            )
         if isinstance(node, ast.Call):
             return self._call(module, node, depth)
         if isinstance(node, ast.Name):
@@ -411,13 +410,7 @@ class _Settled:
     def _call(self, module: Module, node: ast.Call, depth: int) -> bool:
         if module.resolve(node.func).startswith(_OF_THE_JOB):
             return True
-        name = last_name(node.func)
-        homes = [
-            (one, function)
-            for one in self._script.modules
-            for function in one.index.of(ast.FunctionDef)
-            if function.name == name
-        ]
+        homes = functions_named(self._script.modules, last_name(node.func))
         if node.args or node.keywords or len(homes) != 1:
             return False
         one, function = homes[0]
@@ -462,7 +455,3 @@ def _is_counted(module: Module, node: ast.Attribute) -> bool:
     """Return whether an attribute is stored in a loop, or computed from itself."""
     around = list(module.ancestors(node))
     return isinstance(around[0], ast.AugAssign) or any(isinstance(one, (ast.For, ast.While)) for one in around)
-
-
-def _is_value(node: ast.AST) -> bool:
-    return isinstance(node, ast.expr)

@@ -25,7 +25,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module, last_name, once
+from ddpdoctor.source.script.module import Module, last_name, once, once_each
 from ddpdoctor.source.script.script import Script, says
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
@@ -75,11 +75,9 @@ def is_recognised(script: Script) -> bool:
     )
 
 
+@once_each
 def _is_found(projection: Projection, subject: Subject) -> bool:
-    known: dict[Subject, bool] = projection.__dict__.setdefault("_subjects", {})
-    if subject not in known:
-        known[subject] = _FOUND[subject](projection)
-    return known[subject]
+    return _FOUND[subject](projection)
 
 
 def _any_of(*kinds: str) -> Callable[[Projection], bool]:

@@ -203,8 +203,7 @@ def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
     bases = list(bases_of(machine, sampler.cls))
     if not bases or any(base != External("torch.utils.data.Sampler") for base in bases):
         return False
-    names = machine.store.names(sampler.number)
-    held = [value for name in names if (value := machine.store.get(sampler.number, name)) is not None]
+    names, held = machine.store.names(sampler.number), machine.store.held(sampler.number)
     if machine.draws_apart or any(map(is_varying, held)) or any("sampler" in name for name in names):
         return False
     if any(isinstance(option, ExternalObject) for value in held for option in options_of(value)):
@@ -277,8 +276,8 @@ def _loaders_in(machine: Machine, iterable: Value) -> tuple[set[int], bool]:
     items = iterable.values if isinstance(iterable, SequenceValue) and iterable.open else ()
     for item in items:
         if isinstance(item, Instance):  # Batches that a generator hands on as objects of the project.
-            held = (machine.store.get(item.number, name) for name in machine.store.names(item.number))
-            numbers |= {number for one in held if one is not None for kind, number in tags_of(one) if kind == "batch"}
+            held = machine.store.held(item.number)
+            numbers |= {number for one in held for kind, number in tags_of(one) if kind == "batch"}
     for option in options_of(iterable):
         if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
             numbers.add(option.number)
@@ -294,9 +293,7 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
     if isinstance(dataset, OneOf):
         return any(divided_by_rank(machine, option) for option in dataset.options)
     if isinstance(dataset, Instance):
-        names = machine.store.names(dataset.number)
-        values = [machine.store.get(dataset.number, name) for name in names]
-        own = [value for value in values if value is not None and is_varying(value)]
+        own = [value for value in machine.store.held(dataset.number) if is_varying(value)]
         if own and all(map(is_found_alike, own)) and _lists_by_itself(machine, dataset.cls):
             own = []
         return bool(own) or _mentions_ranks(dataset.cls.node) or takes_own_part(machine, dataset)

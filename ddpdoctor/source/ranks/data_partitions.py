@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Part
@@ -58,8 +58,7 @@ def parts_held(machine: Machine, value: Value) -> frozenset[Tag]:
     """Return the tags of the parts of the data that an object of the project keeps in its attributes."""
     if not isinstance(value, Instance):
         return frozenset()
-    kept = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
-    return frozenset(tag for one in kept if one is not None for tag in tags_of(one) if tag[0] == PART)
+    return frozenset(tag for one in machine.store.held(value.number) for tag in tags_of(one) if tag[0] == PART)
 
 
 def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: Value) -> Value:
@@ -102,7 +101,7 @@ def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
     return as_part(machine, node, result)
 
 
-def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
+def ranged(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: Value) -> Value:
     """Return ``range(rank, n, world_size)`` as a part, where n is a length or a number."""
     if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not is_rank(arguments[0]):
         return result
@@ -115,7 +114,7 @@ def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Valu
     return as_part(machine, node, derived((result,)), items=known)
 
 
-def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
+def strided(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: Value) -> Value:
     """Return ``itertools.islice(stream, rank, None, world_size)`` as a part."""
     if len(arguments) != 4 or arguments[2] != Const(None) or not isinstance(node, ast.Call) or len(node.args) != 4:
         return result

@@ -14,6 +14,7 @@ from ddpdoctor.source.interpreter.values import (
     OPAQUE,
     RANKS,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Function,
     Instance,
@@ -41,24 +42,24 @@ _CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)
 """What a rank may run: a function, or a class whose constructor trains."""
 
 
-def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
+def spawn(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Run the function of ``torch.multiprocessing.spawn``, which gets the number of the process first.
 
     What a rank spawns is a job of its own: those processes are peers of each other, not of the other ranks.
     """
     if machine.spawns and not machine.in_parent:
         return NONE
-    function = named.get("fn", positional[0] if positional else UNIFORM)
-    arguments = named.get("args", positional[1] if len(positional) > 1 else SequenceValue(()))
+    function = given.value("fn", 0) or UNIFORM
+    arguments = given.value("args", 1) or SequenceValue(())
     _run_ranks(machine, node, function, arguments, with_index=True)
     return NONE
 
 
-def start_process(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
+def start_process(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Run the function of ``Process(target=…)``: a rank when its arguments hold a number that counts the processes."""
-    function = named.get("target", UNIFORM)
+    function = given.named.get("target", UNIFORM)
     if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
-        _run_ranks(machine, node, function, named.get("args", SequenceValue(())), with_index=False)
+        _run_ranks(machine, node, function, given.named.get("args", SequenceValue(())), with_index=False)
     return Unknown()
 
 
@@ -108,26 +109,18 @@ def _counters(module: Module, call: ast.AST) -> Iterator[int]:
             yield place
 
 
-def run_callback(
-    machine: Machine,
-    node: ast.AST,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
-    *,
-    of_command_line: bool = False,
-) -> Value:
+def run_callback(machine: Machine, node: ast.AST, given: Arguments, *, of_command_line: bool = False) -> Value:
     """Call the function that a runner is given; what stands on the command line is alike on all ranks.
 
     An option that is called like a rank or a device is not, where a launcher gives it.
     """
-    function = positional[0] if positional else NONE
+    function = given.positional[0] if given.positional else NONE
     options: dict[str, Value] = {}
     if of_command_line and isinstance(function, Function) and not isinstance(function.node, ast.Lambda):
         parameters = (*function.node.args.args, *function.node.args.kwonlyargs)
         options = {one.arg: UNIFORM for one in parameters if not _OF_A_PROCESS.search(one.arg)}
     if isinstance(function, (Function, Partial, OneOf)):
-        return machine.apply(machine, node, function, [], options, complete=False)
+        return machine.apply(machine, node, function, Arguments(named=options, complete=False))
     return OPAQUE
 
 
@@ -135,20 +128,21 @@ _CALLING = frozenset({"filter", "map", "reduce", "starmap"} | {"Thread", "Timer"
 """Functions and methods that call what they are given, once or for each item, here or in a thread of the rank."""
 
 
-def runs_given(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: dict[str, Value]) -> bool:
+def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> bool:
     """Run the function of the project that a call hands on to be called, if it leads to a collective.
 
     The rank goes on behind the call, whatever the function does: a thread may run for as long as the rank.
     """
     if name.rpartition(".")[2] not in _CALLING:
         return False
-    given = next((one for one in (*positional, *named.values()) if isinstance(one, Function)), None)
-    if given is None or getattr(given.node, "name", "") not in machine.mentions.synchronising:
+    called = next((one for one in given.values if isinstance(one, Function)), None)
+    if called is None or getattr(called.node, "name", "") not in machine.mentions.synchronising:
         return False
-    arguments = named.get("args", NONE)
+    arguments = given.named.get("args", NONE)
     known = isinstance(arguments, SequenceValue) and not arguments.open
     kept = machine.gone, machine.raised, machine.mask
-    machine.call_function(machine, node, given, list(parts_of(arguments)) if known else [], {}, known)
+    passed = Arguments(list(parts_of(arguments)) if known else (), complete=known)
+    machine.call_function(machine, node, called, passed)
     machine.gone, machine.raised, machine.mask = kept
     return True
 
@@ -191,7 +185,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
     try:
-        machine.apply(machine, node, target, positional, {}, complete=known)
+        machine.apply(machine, node, target, Arguments(positional, complete=known))
     finally:
         machine.in_parent, machine.loops = parent, loops
         machine.gone, machine.raised, machine.mask = gone, raised, mask

@@ -6,7 +6,7 @@ The tags of a value are its origins; a value that was decided by such a conditio
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from ddpdoctor.files import regex
@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     MEMBERS,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -44,7 +45,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.script.call_graph import adds_key
-from ddpdoctor.source.script.module import descend, last_name, once
+from ddpdoctor.source.script.module import descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, SEEDING, text_hints_at_ranks
 
@@ -409,13 +410,11 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     return False
 
 
+@once_each
 def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
-    if cls.node not in known:
-        module = machine.script.module(cls.module)
-        known[cls.node] = module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
-    return known[cls.node]
+    module = machine.script.module(cls.module)
+    return module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
 
 
 # Draws by a seed of the rank's own: generators, and environments that are played.
@@ -434,17 +433,9 @@ _GENERATOR = "torch.Generator"
 _OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
 
 
-def drawn_apart(
-    machine: Machine,
-    node: ast.AST,
-    function: Value,
-    name: str,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    result: Value,
-) -> Value:
+def drawn_apart(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
     """Return the result of a call; after one that seeds by the rank, it and its object draw the rank's own numbers."""
-    generator = named.get("generator")
+    generator = given.named.get("generator")
     if generator is None and draws_by_rank(machine, name):
         return Unknown(True, False, frozenset({DRAWN}))
     # One number decides something, as the data of an example do not.
@@ -452,9 +443,9 @@ def drawn_apart(
         return Unknown(True, False, frozenset({("random", TORCHS)}))
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
-    seed = named.get("seed")
-    if seed is None and positional and name.rpartition(".")[2] in TAKES_SEED:
-        seed = positional[0]
+    seed = given.named.get("seed")
+    if seed is None and given.positional and name.rpartition(".")[2] in TAKES_SEED:
+        seed = given.positional[0]
     if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
         return result
     if isinstance(function, BoundMethod) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -490,14 +481,10 @@ def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) 
     """Return the result of an unread function of the project; with an object that draws by the rank, it varies."""
     result = derived(arguments)
     players = [*arguments, *(() if function.receiver is None else (function.receiver,))]
-    if any(isinstance(player, Instance) and _draws(machine, player) for player in players):
+    held = (value for one in players if isinstance(one, Instance) for value in machine.store.held(one.number))
+    if any(DRAWN in tags_of(value) for value in held):
         return Unknown(True, False, result.tags | {DRAWN})
     return result
-
-
-def _draws(machine: Machine, player: Instance) -> bool:
-    held = (machine.store.get(player.number, name) for name in machine.store.names(player.number))
-    return any(DRAWN in tags_of(value) for value in held if value is not None)
 
 
 def _is_own(receiver: Value) -> bool:
@@ -540,25 +527,21 @@ _CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
 
 
 def reduced(
-    machine: Machine,
-    node: ast.AST,
-    name: str,
-    receiver: Value | None,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    result: Value,
+    machine: Machine, node: ast.AST, name: str, receiver: Value | None, given: Arguments, result: Value
 ) -> Value:
     """Return the result of a call, marked where it makes one number of the samples of a rank."""
     last = name.rpartition(".")[2]
     if last in _CHANGES and receiver is not None:
-        return _changed(machine, node, receiver, positional, named, result)
+        return _changed(machine, node, receiver, given, result)
     if last not in _REDUCES or not isinstance(result, Unknown):
         return result
-    arguments = derived(positional if receiver is None else [receiver, *positional])
+    arguments = derived(given.positional if receiver is None else [receiver, *given.positional])
     if is_agreed(result) or not _is_of_own_data(machine, arguments, drawn=False):
         return result
-    along = [named[word] for word in _DIMENSIONS if word in named] or list(positional[receiver is None :][:1])
-    if any(_spares_samples(one) for one in along) or (len(positional) > 1 and last in ("max", "min")):
+    along = [given.named[word] for word in _DIMENSIONS if word in given.named] or list(
+        given.positional[receiver is None :][:1]
+    )
+    if any(_spares_samples(one) for one in along) or (len(given.positional) > 1 and last in ("max", "min")):
         return result
     return _marked(machine, node, result)
 
@@ -604,16 +587,9 @@ def _goes_over_batches(iterable: Value) -> bool:
     )
 
 
-def _changed(
-    machine: Machine,
-    node: ast.AST,
-    receiver: Value,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    result: Value,
-) -> Value:
+def _changed(machine: Machine, node: ast.AST, receiver: Value, given: Arguments, result: Value) -> Value:
     """Give a variable what a method such as ``mul_(0.9).add_(mean)`` makes of it, where that is of the rank's data."""
-    value, root = derived([receiver, *positional, *named.values()]), node
+    value, root = derived([receiver, *given.positional, *given.named.values()]), node
     while isinstance(root, ast.Call) and last_name(root.func) in _CHANGES and isinstance(root.func, ast.Attribute):
         root = root.func.value
     if isinstance(root, ast.Attribute) and root.attr == "data":

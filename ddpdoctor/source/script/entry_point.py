@@ -20,7 +20,6 @@ _JOINS = (
     "Accelerator",
     "init_distributed",
     "horovod",
-    "init_device_mesh",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.call_graph import leads_to
-from ddpdoctor.source.script.module import Module, descend, dotted, last_name
+from ddpdoctor.source.script.module import Module, descend, dotted, functions_named, last_name
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _MOVES_TO_CUDA = frozenset(
@@ -165,9 +165,7 @@ def _targets(call: ast.Call, modules: Sequence[Module]) -> Iterator[tuple[Module
     given = next((keyword.value for keyword in call.keywords if keyword.arg == "target"), None)
     name = dotted(given).rpartition(".")[2] if given is not None else ""
     if name:
-        yield from (
-            (module, node) for module in modules for node in module.index.of(ast.FunctionDef) if node.name == name
-        )
+        yield from functions_named(modules, name)
 
 
 def _conditional(module: Module, node: ast.AST) -> bool:

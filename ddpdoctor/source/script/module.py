@@ -178,6 +178,11 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
                 pending += bound.pop(inner.id, ())
 
 
+def functions_named(modules: Iterable[Module], name: str) -> list[tuple[Module, ast.FunctionDef]]:
+    """Return the functions and methods of a name in some modules."""
+    return [(module, one) for module in modules for one in module.index.of(ast.FunctionDef) if one.name == name]
+
+
 def last_name(node: ast.AST) -> str:
     """Return the last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
     kind = node.__class__
@@ -284,6 +289,7 @@ class Import(msgspec.Struct, frozen=True):
 
 Held = TypeVar("Held")
 Found = TypeVar("Found")
+Key = TypeVar("Key")
 
 
 def once(function: Callable[[Held], Found]) -> Callable[[Held], Found]:
@@ -297,6 +303,20 @@ def once(function: Callable[[Held], Found]) -> Callable[[Held], Found]:
             held[name] = function(owner)
         found: Found = held[name]
         return found
+
+    return kept
+
+
+def once_each(function: Callable[[Held, Key], Found]) -> Callable[[Held, Key], Found]:
+    """As ``once``, for each second argument: an object, a class, or a name."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(owner: Held, key: Key) -> Found:
+        held: dict[Key, Found] = owner.__dict__.setdefault(name, {})
+        if key not in held:
+            held[key] = function(owner, key)
+        return held[key]
 
     return kept
 

@@ -19,7 +19,17 @@ from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name, once
+from ddpdoctor.source.script.module import (
+    Module,
+    Scope,
+    children_of,
+    deep_recursion,
+    descend,
+    dotted,
+    last_name,
+    once,
+    once_each,
+)
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
@@ -470,12 +480,12 @@ _PART = regex(r"\w+")
 
 def uses_any(script: Script, words: Iterable[str]) -> bool:
     """Return whether one of the words is a word of the code of a script's modules."""
-    return any(_in_modules(script, word, _whole) for word in words)
+    return any(_is_word(script, word) for word in words)
 
 
 def uses_part(script: Script, parts: Iterable[str]) -> bool:
     """Return whether one of the parts occurs in a word of the code; upper and lower case differ."""
-    return any(_in_modules(script, part, _partly) for part in parts)
+    return any(_is_part(script, part) for part in parts)
 
 
 def makes_sets(script: Script) -> bool:
@@ -523,25 +533,20 @@ def code_of(node: ast.AST) -> str:
     return "\n".join(found)
 
 
-def _in_modules(script: Script, word: str, test: Callable[[Module, str], bool]) -> bool:
-    known: dict[tuple[str, bool], bool] = script.__dict__.setdefault("_used_words", {})
-    key = word, test is _whole
-    if key not in known:
-        known[key] = any(test(module, word) for module in script.modules)
-    return known[key]
+@once_each
+def _is_word(script: Script, word: str) -> bool:
+    return any(word in words_of(module) for module in script.modules)
 
 
-def _whole(module: Module, word: str) -> bool:
-    return word in words_of(module)
+@once_each
+def _is_part(script: Script, part: str) -> bool:
+    return any(_partly(module, part) for module in script.modules)
 
 
+# An imported module is searched once, however many scripts import it.
+@once_each
 def _partly(module: Module, part: str) -> bool:
-    # An imported module is searched once, however many scripts import it.
-    known: dict[str, bool] = module.__dict__.setdefault("_code_parts", {})
-    found = known.get(part)
-    if found is None:
-        found = known[part] = part in module.text and part in _code_text(module)
-    return found
+    return part in module.text and part in _code_text(module)
 
 
 @once

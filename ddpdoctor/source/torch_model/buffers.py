@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, family
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -29,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.script.module import descend, once_each
 from ddpdoctor.source.vocabulary import (
     BUFFERLESS_MODULE,
     CONTAINER_MODULES,
@@ -130,10 +131,10 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
     return Buffers(names=tuple(names), size_bytes=size_bytes, exact=exact, locations=tuple(places))
 
 
-def note_buffer(machine: Machine, receiver: Value, positional: list[Value], named: dict[str, Value]) -> None:
+def note_buffer(machine: Machine, receiver: Value, given: Arguments) -> None:
     """Keep the value that ``register_buffer`` was given, under the object and the buffer's name."""
-    name = constant(named.get("name", positional[0] if positional else Const(None)))
-    value = named.get("tensor", positional[1] if len(positional) > 1 else None)
+    name = constant(given.value("name", 0) or Const(None))
+    value = given.value("tensor", 1)
     for option in options_of(receiver):
         if isinstance(option, Instance) and isinstance(name, str) and value is not None:
             machine.assign(option.number, f"buffer {name}", value)
@@ -188,15 +189,12 @@ def _is_number(machine: Machine, owner: Instance, name: str) -> bool:
     value = machine.store.get(owner.number, name)
     if not isinstance(value, (Unknown, External, BoundMethod)):
         return False
-    known: dict[tuple[ProjectClass, str], bool] = machine.script.__dict__.setdefault("_numbers_of_modules", {})
-    key = owner.cls, name
-    if key not in known:
-        classes = (owner.cls, *(base for base in bases_of(machine, owner.cls) if isinstance(base, ProjectClass)))
-        known[key] = not any(_may_run(machine, cls, name) for cls in classes)
-    return known[key]
+    return not any(_may_run(machine, (cls, name)) for cls in family(machine, owner.cls))
 
 
-def _may_run(machine: Machine, cls: ProjectClass, name: str) -> bool:
+@once_each
+def _may_run(machine: Machine, attribute: tuple[ProjectClass, str]) -> bool:
+    cls, name = attribute
     module = machine.script.module(cls.module)
     for node in descend(cls.node) if module is not None else ():
         if isinstance(node, (ast.Subscript, ast.Attribute)) and _is_attribute(node.value, name):
@@ -239,15 +237,13 @@ def _readable_bases(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and all(name in {"torch.nn.Module", "builtins.object"} for name in names)
 
 
+@once_each
 def _registrations(machine: Machine, cls: ProjectClass) -> tuple[Registration, ...]:
-    known: dict[ProjectClass, tuple[Registration, ...]] = machine.script.__dict__.setdefault("_registrations", {})
-    if cls not in known:
-        known[cls] = tuple(_registrations_in(machine, cls))
-    return known[cls]
+    return tuple(_registrations_in(machine, cls))
 
 
 def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registration]:
-    for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
+    for owner in family(machine, cls):
         module = machine.script.module(owner.module)
         if module is None or "register_buffer" not in module.text:
             continue
@@ -263,7 +259,7 @@ def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registrat
 
 def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:
     """Return whether a method other than ``__init__`` assigns a buffer, or calls an in-place method on it."""
-    for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
+    for owner in family(machine, cls):
         for method in owner.node.body:
             is_method = isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"
             if is_method and any(_writes(node, name) for node in descend(method)):

@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     RANKS,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -39,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
-from ddpdoctor.source.script.module import descend, dotted, last_name
+from ddpdoctor.source.script.module import descend, dotted, last_name, once_each
 from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER, SHARDED_WRAPPER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
@@ -48,18 +49,16 @@ _TRAINS = regex(r"train|fit|tune")
 _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 
-def call_option(
-    machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
+def call_option(machine: Machine, node: ast.AST, function: Value, given: Arguments) -> Value:
     """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read.
 
     Of those that can be read, one that leads to a collective is the one for ranks; where all do, each is called.
     """
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
-        return machine.apply(machine, node, here, positional, named, complete)  # A writer that only these ranks have.
+        return machine.apply(machine, node, here, given)  # A writer that only these ranks have.
     if isinstance(here, PerRank) and _is_each_its_own(machine, here):
-        return _each_its_own(machine, node, here, positional, named, complete)
+        return _each_its_own(machine, node, here, given)
     options = list(options_of(function))
     if isinstance(function, OneOf) and (
         _is_of_each(machine, node, options) or _all_train(machine, options) or _is_ddp_or_sharded(machine, options)
@@ -67,52 +66,45 @@ def call_option(
         results: list[Value] = []
 
         def call_one(option: Value) -> None:
-            results.append(machine.apply(machine, node, option, positional, named, complete))
+            results.append(machine.apply(machine, node, option, given))
 
         # Each walks a whole training: four take four times as long as one.
         machine.fork([partial(call_one, option) for option in options[:MAXIMUM_OPTIONS]])
         return reduce(join, results) if _all_train(machine, options) else derived(results)
     if isinstance(function, OneOf) and all(makes_model(machine, option) for option in options):
-        return _any_model(machine, node, options, positional, named, complete)
+        return _any_model(machine, node, options, given)
     contexts = tuple(context for option in options if (context := _context_of(option)) is not None)
     if len(contexts) == len(options):
         return OneOf(contexts)
     method = _method_of_any(options)
     if method is not None:
-        return machine.apply(machine, node, method, positional, named, complete)
+        return machine.apply(machine, node, method, given)
     for option in options:
         if isinstance(option, ExternalObject) and option.name == DDP:
-            return machine.apply(machine, node, option, positional, named, complete)
+            return machine.apply(machine, node, option, given)
     if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
-        return machine.apply(machine, node, External(OPTIMIZER), positional, named, complete)
+        return machine.apply(machine, node, External(OPTIMIZER), given)
     for option in options:
         if isinstance(option, External) and option.name.startswith(_LIKE_TORCH):
-            return machine.apply(machine, node, option, positional, named, complete)
+            return machine.apply(machine, node, option, given)
     readable = [one for one in options if isinstance(one, (Function, ProjectClass, Instance, Partial, ExternalObject))]
     if readable:
         chosen = max(readable, key=lambda one: (_joins(machine, one), _may_synchronise(machine, one)))
-        value = machine.apply(machine, node, chosen, positional, named, complete)
+        value = machine.apply(machine, node, chosen, given)
         if isinstance(chosen, ProjectClass) and _may_synchronise(machine, chosen):
             return value  # The object for ranks: its methods join the group and wrap the model.
         return _of_any_class(value) or join(value, derived((value,)))
-    return derived([function, *positional, *named.values()])
+    return derived([function, *given.positional, *given.named.values()])
 
 
-def _any_model(
-    machine: Machine,
-    node: ast.AST,
-    options: Sequence[Value],
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
-) -> Value:
+def _any_model(machine: Machine, node: ast.AST, options: Sequence[Value], given: Arguments) -> Value:
     """Make a model of each class that a setting chooses from, as objects of their own."""
     made: list[Value] = []
 
     def make(number: int) -> None:
         machine.phases.append(number)
         try:
-            made.append(machine.apply(machine, node, options[number], positional, named, complete))
+            made.append(machine.apply(machine, node, options[number], given))
         finally:
             machine.phases.pop()
 
@@ -180,16 +172,14 @@ def _is_known(one: Value) -> bool:
     )
 
 
-def _each_its_own(
-    machine: Machine, node: ast.AST, function: PerRank, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
+def _each_its_own(machine: Machine, node: ast.AST, function: PerRank, given: Arguments) -> Value:
     """Call on every present rank the method that it has there."""
     results: list[Value] = [NONE] * len(RANKS)
     reached = 0
 
     def call_one(option: Value) -> None:
         ranks = machine.mask
-        result = machine.apply(machine, node, option, positional, named, complete)
+        result = machine.apply(machine, node, option, given)
         for rank in RANKS:
             if ranks >> rank & 1:
                 results[rank] = on_rank(result, rank)
@@ -286,14 +276,13 @@ def _joins(machine: Machine, option: Value) -> bool:
     """Return whether a class of the project, or that of a method's object, makes the process group."""
     owner = option.receiver if isinstance(option, Function) else option
     owner = owner.cls if isinstance(owner, Instance) else owner
-    if not isinstance(owner, ProjectClass):
-        return False
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_joining", {})
-    if owner.node not in known:
-        known[owner.node] = any(
-            isinstance(node, ast.Call) and last_name(node.func) == "init_process_group" for node in descend(owner.node)
-        )
-    return known[owner.node]
+    return isinstance(owner, ProjectClass) and _makes_group(machine, owner.node)
+
+
+@once_each
+def _makes_group(machine: Machine, cls: ast.ClassDef) -> bool:
+    calls = (node for node in descend(cls) if isinstance(node, ast.Call))
+    return any(last_name(call.func) == "init_process_group" for call in calls)
 
 
 def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import bound_to
@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
     UNIFORM,
+    Arguments,
     Const,
     ExternalObject,
     Function,
@@ -26,6 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import TORCHS, chooses_keys, of_own_data
+from ddpdoctor.source.script.module import once_each
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
@@ -42,47 +44,32 @@ UNKNOWN_OPTIONS: Mapping[str, Value] = dict.fromkeys(PASSED_ON, OPAQUE)
 """The options of a framework that sets them where it was not followed."""
 
 
-def wrap(
-    machine: Machine,
-    node: ast.AST,
-    positional: list[Value],
-    named: Mapping[str, Value],
-    complete: bool,
-    *,
-    number: int = 0,
-) -> Value:
+def wrap(machine: Machine, node: ast.AST, given: Arguments, *, number: int = 0) -> Value:
     """Construct DDP: a collective of its process group; ``number`` is the object's, where it has one already."""
     number = number or machine.object_number(node)
-    group = named.get("process_group", NONE)
-    in_tree = complete and constant(group) is None
-    machine.emit("wrap", DDP, node, positional, named, number=number, complete=complete, in_tree=in_tree)
-    note_wrap(machine, positional[0] if positional else named.get("module"), number)
+    group = given.named.get("process_group", NONE)
+    in_tree = given.complete and constant(group) is None
+    machine.emit("wrap", DDP, node, given, number=number, in_tree=in_tree)
+    note_wrap(machine, given.positional[0] if given.positional else given.named.get("module"), number)
     return ExternalObject(number, DDP)
 
 
-def call_wrapped(
-    machine: Machine,
-    node: ast.AST,
-    value: ExternalObject,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
-) -> Value:
+def call_wrapped(machine: Machine, node: ast.AST, value: ExternalObject, given: Arguments) -> Value:
     """Run a forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
     made = machine.object(value)
     module = made.argument("module", 0) if made is not None else None
     tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
     recording = machine.gradients and machine.synchronising and made is not None and synchronises_buffers(made)
     if recording and module is not None and _holds_buffers(machine, module):
-        machine.emit("forward", "forward of the DDP model", node, positional, named, receiver=value, in_tree=True)
-    machine.emit("ddp-forward", "forward", node, positional, named, receiver=value)
-    arguments = [*positional, *named.values()]
+        machine.emit("forward", "forward of the DDP model", node, given, receiver=value, in_tree=True)
+    machine.emit("ddp-forward", "forward", node, given, receiver=value)
+    arguments = given.values
     if isinstance(module, Instance) and (
         module.cls.node.name in machine.mentions.synchronising or chooses_keys(machine, module.cls)
     ):
         machine.inside_ddp += 1
         try:
-            result = machine.apply(machine, node, module, positional, named, complete)
+            result = machine.apply(machine, node, module, given)
         finally:
             machine.inside_ddp -= 1
         made_of = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(arguments)
@@ -112,7 +99,7 @@ def synchronises_buffers(made: Event) -> bool:
     return made.complete and not any(constant(made.named.get(name, UNIFORM)) is False for name in options)
 
 
-def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Value) -> None:
+def backward(machine: Machine, node: ast.AST, losses: Sequence[Value], receiver: Value) -> None:
     """Record a call of ``backward``: it synchronises when what it starts from went through DDP, or is sharded."""
     tags = frozenset(tag for loss in (*losses, receiver) for tag in tags_of(loss))
     through_ddp = any(kind == "ddp" for kind, _ in tags)
@@ -127,7 +114,7 @@ def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Val
         "backward",
         f"backward through the {whose} model",
         node,
-        losses,
+        Arguments(losses),
         receiver=Unknown(opaque=unread, tags=tags),
         in_tree=together and machine.synchronising,
     )
@@ -138,35 +125,25 @@ _HANDS_ON = "__getattr__"
 _ADDED = frozenset({"__init__", _HANDS_ON})
 
 
+@once_each
 def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a class derives from DDP directly and changes nothing that checks rely on."""
-    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_thin_wraps", {})
-    if cls.node not in known:
-        module = machine.script.module(cls.module)
-        known[cls.node] = (
-            module is not None
-            and [module.resolve(base) for base in cls.node.bases] == [DDP]
-            and (all(_changes_nothing(statement) for statement in cls.node.body))
-        )
-    return known[cls.node]
+    module = machine.script.module(cls.module)
+    if module is None or [module.resolve(base) for base in cls.node.bases] != [DDP]:
+        return False
+    return all(map(_changes_nothing, cls.node.body))
 
 
 def wrap_by_class(
-    machine: Machine,
-    node: ast.AST,
-    instance: Instance,
-    constructor: Value | None,
-    positional: list[Value],
-    named: dict[str, Value],
-    complete: bool,
+    machine: Machine, node: ast.AST, instance: Instance, constructor: Value | None, given: Arguments
 ) -> Value:
     """Construct DDP through such a class; an object whose constructor wraps nothing stays what it is."""
     if any(getattr(statement, "name", "") == _HANDS_ON for statement in instance.cls.node.body):
         machine.handing_on.add(instance.number)
     if isinstance(constructor, Function):
-        machine.call_function(machine, node, bound_to(constructor, instance), positional, named, complete)
+        machine.call_function(machine, node, bound_to(constructor, instance), given)
     else:
-        wrap(machine, node, positional, named, complete, number=instance.number)
+        wrap(machine, node, given, number=instance.number)
     # What a walk does that is taken back is not kept.
     return ExternalObject(instance.number, DDP) if machine.quiet or instance.number in machine.events else instance
 

@@ -22,6 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     TRUE,
     UNIFORM,
     VARYING,
+    Arguments,
     BoundMethod,
     External,
     ExternalObject,
@@ -66,7 +67,6 @@ from ddpdoctor.source.torch_model.external_objects import (
     STARTS,
     WORLD_GROUP,
     Handler,
-    Named,
     has_attribute,
     is_instance,
     make_ddp,
@@ -127,16 +127,18 @@ _KNOWN_METHODS = (
 )
 
 
-def call_external(
-    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def call_external(machine: Machine, node: ast.AST, name: str, given: Arguments) -> Value:
     """Call something that is not of the project, by its full name."""
     if name in _MAKE_TEXT:
-        positional = [text_of(machine, value) for value in positional]
-    note_call(machine, node, name, positional, named, complete)
+        given = _as_texts(machine, given)
+    note_call(machine, node, name, given)
     if name in STARTS:
         machine.store.write(GROUP, TRUE)
-    return _handler_of(name)(machine, node, positional, named, complete)
+    return _handler_of(name)(machine, node, given)
+
+
+def _as_texts(machine: Machine, given: Arguments) -> Arguments:
+    return Arguments([text_of(machine, value) for value in given.positional], given.named, given.complete)
 
 
 @lru_cache(maxsize=16_384)
@@ -156,9 +158,9 @@ def _handler_of(name: str) -> Handler:
         if special is not None:
             return special
     if name in SPAWNERS:
-        return _spawn
+        return spawn
     if name in PROCESSES or name.endswith(".Process"):
-        return _start_process
+        return start_process
     if name in _EXITS:
         return _exit
     if name in RUNNERS:
@@ -172,40 +174,22 @@ def _handler_of(name: str) -> Handler:
 
 
 def _builtin(
-    function: Callable[..., Value],
-    otherwise: Handler,
-    machine: Machine,
-    node: ast.AST,
-    positional: list[Value],
-    named: Named,
-    complete: bool,
+    function: Callable[..., Value], otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments
 ) -> Value:
-    return otherwise(machine, node, positional, named, complete) if named else by_rank(function, *positional)
+    return otherwise(machine, node, given) if given.named else by_rank(function, *given.positional)
 
 
-def _preserved(
-    otherwise: Handler, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
-    return positional[0] if positional else otherwise(machine, node, positional, named, complete)
+def _preserved(otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    return given.positional[0] if given.positional else otherwise(machine, node, given)
 
 
-def _spawn(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return spawn(machine, node, positional, named)
-
-
-def _start_process(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return start_process(machine, node, positional, named)
-
-
-def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    code = constant(positional[0]) if positional else 0
+def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    code = constant(given.positional[0]) if given.positional else 0
     machine.leave_program(node, raising=code not in (0, None))
     return NONE
 
 
-def _served_by_library(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named
-) -> Value | None:
+def _served_by_library(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a library's object, and return its result; None for one like any other."""
     made_by = receiver.name if isinstance(receiver, ExternalObject) else ""
     if made_by == ACCELERATOR:
@@ -215,45 +199,43 @@ def _served_by_library(
     elif made_by.startswith("ignite."):
         from ddpdoctor.source.libraries.ignite import method
     else:
-        served = lightning.method(machine, node, receiver, name, positional, named)
-        return sharding.method(machine, node, receiver, name, positional, named) if served is None else served
-    return method(machine, node, receiver, name, positional, named)
+        served = lightning.method(machine, node, receiver, name, given)
+        return sharding.method(machine, node, receiver, name, given) if served is None else served
+    return method(machine, node, receiver, name, given)
 
 
-def call_method(
-    machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
-        return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
+        return _mixture_of(receiver, given.values, opaque=True)
     if name == "format":
-        positional = [text_of(machine, value) for value in positional]
-    note_method(machine, node, receiver, name, positional, named, complete)
-    arguments = [*positional, *named.values()]
+        given = _as_texts(machine, given)
+    note_method(machine, node, receiver, name, given)
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":
-        return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+        return _call_super(machine, node, receiver.receiver, name, given)
     if name == "state_dict" and machine.sharded and (part := sharding.own_part(machine, receiver)) is not None:
         return part
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
-        served = _served_by_library(machine, node, receiver, name, positional, named)
+        served = _served_by_library(machine, node, receiver, name, given)
         if served is not None:
             return served
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
-        known = _known_method(machine, node, function, positional, named)
+        known = _known_method(machine, node, function, given)
         if known is not None:
             return known
     if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
         return start_method(machine, node, receiver)
     if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
-        machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+        machine.emit("collective", f"Trainer.{name}", node, given, in_tree=True)
         return SYNCHRONISED
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
-        return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
-    return _plain_method(machine, node, function, arguments)
+        with_receiver = Arguments([OPAQUE, *given.positional], given.named, given.complete)
+        return machine.call_function(machine, node, promised, with_receiver)
+    return _plain_method(machine, node, function, given.values)
 
 
 @lru_cache(maxsize=16_384)
@@ -272,28 +254,26 @@ def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unk
     return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
 
 
-def _known_method(
-    machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named
-) -> Value | None:
+def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value | None:
     """Do what a method does by its name, and return its result; None when it does no more than others."""
     receiver, name = function.receiver, function.name
     if name == "backward":
-        backward(machine, node, positional, receiver)
+        backward(machine, node, given.positional, receiver)
         return NONE
     if name == "register_buffer":
-        note_buffer(machine, receiver, positional, named)
+        note_buffer(machine, receiver, given)
         return NONE
     if name in sharding.OF_TENSORS:
         return sharding.of_tensor(machine, node, name)
     if name == "set_epoch":
-        machine.emit("set-epoch", name, node, positional, named, receiver=receiver)
+        machine.emit("set-epoch", name, node, given, receiver=receiver)
         return NONE
     if name == "no_sync":
         return NO_SYNC
     if name in MERGES:
         return merge(machine, receiver)
     if name == "set_defaults":
-        note_commands(machine, named)
+        note_commands(machine, given.named)
         return NONE
     if name in _ARGUMENT_PARSERS:
         namespace = ExternalObject(machine.object_number(node), "argparse.Namespace")
@@ -304,15 +284,15 @@ def _known_method(
         if receiver.name.startswith(METRICS) and not _gathers(machine, receiver):
             return SYNCHRONISED
         owner = "" if receiver.name.startswith("accelerate.") else f"{receiver.name.rpartition('.')[2]}."
-        machine.emit("collective", owner + name, node, positional, named, in_tree=True)
+        machine.emit("collective", owner + name, node, given, in_tree=True)
         return SYNCHRONISED
-    if (drawn := number_from_store(name, receiver, positional)) is not None:
+    if (drawn := number_from_store(name, receiver, given.positional)) is not None:
         return drawn
     if name in MODULE_SELF_METHODS and is_model(receiver):
-        note_device(machine, node, name, positional, named)
+        note_device(machine, node, name, given)
         return receiver
     if name in {"cuda", "to"}:
-        note_device(machine, node, name, positional, named)
+        note_device(machine, node, name, given)
     return None
 
 
@@ -375,49 +355,45 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     return never_none(result) if name in _MOVES else result
 
 
-def _call_super(
-    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value:
     owner = machine.frame.owner.owner if machine.frame.owner is not None else None
     if owner is None:
         return UNIFORM
     if name == "__init__" and isinstance(receiver, Instance) and is_thin_wrap(machine, receiver.cls):
-        return wrap(machine, node, positional, named, complete, number=receiver.number)
+        return wrap(machine, node, given, number=receiver.number)
     for base in bases_of(machine, owner):
         if name == "__init__" and base == External(DATA_LOADER) and isinstance(receiver, Instance):
-            machine.emit("loader", DATA_LOADER, node, positional, named, number=receiver.number, complete=complete)
+            machine.emit("loader", DATA_LOADER, node, given, number=receiver.number)
             machine.loader_classes[receiver.number] = receiver.cls
             return NONE
         if name == "__init__" and base == External(DISTRIBUTED_SAMPLER) and isinstance(receiver, Instance):
-            make_sampler(machine, node, positional, named, complete, number=receiver.number)
+            make_sampler(machine, node, given, number=receiver.number)
             return NONE
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
-                return machine.call_function(machine, node, bound_to(method, receiver), positional, named, complete)
-    given = [*positional, *named.values()]
-    if name == "__init__" and given and isinstance(receiver, Instance):
-        machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(given)))
-    return derived(given)
+                return machine.call_function(machine, node, bound_to(method, receiver), given)
+    values = given.values
+    if name == "__init__" and values and isinstance(receiver, Instance):
+        machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(values)))
+    return derived(values)
 
 
-def _collective(
-    name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _collective(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     how = COLLECTIVES[name]
-    if constant(named.get("no_dist", NONE)) is True:
+    if constant(given.named.get("no_dist", NONE)) is True:
         return UNIFORM  # A checkpoint that this rank saves or loads alone.
-    group = named.get("group", named.get("process_group"))
-    if group is None and 0 <= how.group_position < len(positional):
-        group = positional[how.group_position]
+    group = given.named.get("group", given.named.get("process_group"))
+    if group is None and 0 <= how.group_position < len(given.positional):
+        group = given.positional[how.group_position]
     whole = group is None or constant(group) is None or group == WORLD_GROUP or sharding.meets_peers(machine, group)
     short = name.removeprefix("torch.distributed.")
     if short == "init_process_group" and machine.in_parent and not machine.undecided:
-        rank = named.get("rank", NONE)
+        rank = given.named.get("rank", NONE)
         machine.in_parent = not (is_varying(rank) or constant(rank) is None)  # A launcher has started it as a rank.
-    if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
+    if short == "init_process_group" and constant(given.named.get("world_size", NONE)) == machine.mask.bit_count():
         whole = machine.mask == ALL_RANKS  # A group of just the ranks that come here: the others do not belong to it.
-    machine.emit("collective", short, node, positional, named, in_tree=whole)
+    machine.emit("collective", short, node, given, in_tree=whole)
     if short == "init_process_group" and isinstance(node, ast.Call):
         _learn_roles(machine, node)
     if isinstance(node, ast.Call):
@@ -446,62 +422,58 @@ def _learn_roles(machine: Machine, node: ast.Call) -> None:
                 machine.assign(scope_of(machine, value.id), value.id, role)
 
 
-def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    group = named.get("group", positional[0] if positional else NONE)
+def _get_rank(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    group = given.value("group", 0) or NONE
     if constant(group) is not None and group != WORLD_GROUP:
         return VARYING
     return exact_per_rank(GLOBAL_RANK)
 
 
-def _rank_and_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
+def _world_size(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    return WORLD_SIZE if not given.positional and not given.named else UNIFORM
 
 
-def _world_size(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return WORLD_SIZE if not positional and not named else UNIFORM
-
-
-def _environment(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if not positional:
+def _environment(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    if not given.positional:
         return UNIFORM
-    value = by_rank(lambda name: variable(machine, constant(name)), positional[0])
-    fallback = positional[1] if len(positional) > 1 else named.get("default", NONE)
+    value = by_rank(lambda name: variable(machine, constant(name)), given.positional[0])
+    fallback = given.value("default", 1) or NONE
     if isinstance(value, Unknown) and not value.tags:
         return join(value, fallback) if value.varying else derived((value,))
     return value
 
 
-def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    machine.emit("save", "torch.save", node, positional, named, complete=complete)
+def _save(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    machine.emit("save", "torch.save", node, given)
     return NONE
 
 
-def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _load(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the same on all ranks, except for a file of the part of the data that a rank took for itself.
 
     What each rank loads of a file of its own name is its share, and yet alike in what it holds, as a checkpoint is.
     """
-    path = named.get("f", positional[0] if positional else NONE)
+    path = given.value("f", 0) or NONE
     parts = frozenset(tag for tag in tags_of(path) if tag[0] == PART)
     shared = frozenset({SHARE}) if is_varying(path) and not only_of_files(path) else frozenset()
     return Unknown(bool(parts), False, parts | shared)
 
 
-def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    result = by_rank(BUILTIN_CALLS["range"], *positional)
-    return ranged(machine, node, positional, result) if len(positional) == 3 else result
+def _range(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    result = by_rank(BUILTIN_CALLS["range"], *given.positional)
+    return ranged(machine, node, given.positional, result) if len(given.positional) == 3 else result
 
 
-def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    result = plain_handler_of("itertools.islice")(machine, node, positional, named, complete)
-    return strided(machine, node, positional, result)
+def _islice(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    result = plain_handler_of("itertools.islice")(machine, node, given)
+    return strided(machine, node, given.positional, result)
 
 
 def _seed_of(*generators: int) -> Handler:
     """Return what a function does that gives the generators of a process a seed."""
 
-    def seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-        values = [*positional, *named.values()]
+    def seed(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+        values = given.values
         if machine.mask == ALL_RANKS & ~machine.gone:
             apart = machine.draws_apart
             (apart.update if any(map(is_varying, values)) else apart.difference_update)(generators)
@@ -510,35 +482,35 @@ def _seed_of(*generators: int) -> Handler:
     return seed
 
 
-def _infer(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
-    model = named.get("predictor", positional[3] if len(positional) > 3 else None)
-    given = named.get("inputs", positional[0] if positional else UNIFORM)
+    model = given.value("predictor", 3)
     if not isinstance(model, (Function, Instance, ExternalObject)):
-        return derived([*positional, *named.values()])
-    return derived([machine.apply(machine, node, model, [given], {}), given])
+        return derived(given.values)
+    window = given.value("inputs", 0) or UNIFORM
+    return derived([machine.apply(machine, node, model, Arguments((window,))), window])
 
 
-def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
+def _set_grad_enabled(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    return NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
 
 
-def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if len(positional) == 1 and isinstance(positional[0], Function):
-        function = positional[0]
+def _no_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    if len(given.positional) == 1 and isinstance(given.positional[0], Function):
+        function = given.positional[0]
         return Function(function.node, function.module, function.scope, function.receiver, function.owner, False)
     return NO_GRADIENTS
 
 
-def _class_of_fields(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _class_of_fields(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the class that ``namedtuple`` and the like make: one of fields, in their order."""
-    given = positional[1] if len(positional) > 1 else named.get("field_names", named.get("fields", UNIFORM))
-    names = constant(given)
-    if isinstance(given, SequenceValue) and not given.open:
-        names = [constant(one.values[0] if isinstance(one, SequenceValue) else one) for one in given.values]
+    listed = given.value("field_names", 1) or given.named.get("fields", UNIFORM)
+    names = constant(listed)
+    if isinstance(listed, SequenceValue) and not listed.open:
+        names = [constant(one.values[0] if isinstance(one, SequenceValue) else one) for one in listed.values]
     fields = names.replace(",", " ").split() if isinstance(names, str) else names
     if not isinstance(fields, list) or not all(isinstance(one, str) and one.isidentifier() for one in fields):
-        return derived([*positional, *named.values()])
+        return derived(given.values)
     return ProjectClass(_made_class(node, tuple(fields)), machine.frame.module.name, machine.object_number(node))
 
 
@@ -550,31 +522,30 @@ def _made_class(node: ast.AST, fields: tuple[str, ...]) -> ast.ClassDef:
     return ast.copy_location(made, node)
 
 
-def _field(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _field(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the default of a field of a dataclass, made by its factory where it has one."""
-    factory = named.get("default_factory")
+    factory = given.named.get("default_factory")
     if isinstance(factory, (Function, ProjectClass, External)):
-        return machine.apply(machine, node, factory, [], {})
-    return named.get("default", UNIFORM)
+        return machine.apply(machine, node, factory)
+    return given.named.get("default", UNIFORM)
 
 
 _SPECIAL: dict[str, Handler] = {
     **dict.fromkeys(("collections.namedtuple", "typing.NamedTuple", "dataclasses.make_dataclass"), _class_of_fields),
     "dataclasses.field": _field,
-    "collections.defaultdict": lambda machine, node, positional, named, complete: Unknown(
-        opaque=True, tags=frozenset({GROWING})
-    ),
-    "collections.Counter": lambda machine, node, positional, named, complete: members_of(
-        "set", Unknown(any(map(is_varying, positional)), True, derived(positional).tags | {GROWING})
+    "collections.defaultdict": lambda machine, node, given: Unknown(opaque=True, tags=frozenset({GROWING})),
+    "collections.Counter": lambda machine, node, given: members_of(
+        "set",
+        Unknown(any(map(is_varying, given.positional)), True, derived(given.positional).tags | {GROWING}),
     ),
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
-    "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(
-        machine, "LOCAL_RANK"
-    ),
+    "torch.distributed.get_node_local_rank": lambda machine, node, given: variable(machine, "LOCAL_RANK"),
     "torch.distributed.get_world_size": _world_size,
-    **dict.fromkeys(RANK_AND_SIZE, _rank_and_size),
+    **dict.fromkeys(
+        RANK_AND_SIZE, lambda machine, node, given: SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
+    ),
     "os.getenv": _environment,
     "os.environ.get": _environment,
     "os.environ.setdefault": _environment,
@@ -590,16 +561,16 @@ _SPECIAL: dict[str, Handler] = {
     "deepspeed.initialize": make_engine,
     "torch.cuda.set_device": set_device,
     "torch.cuda.device": set_device,
-    "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
+    "torch.cuda.device_count": lambda machine, node, given: DEVICE_COUNT,
     "torch.device": make_device,
-    "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
+    "contextlib.nullcontext": lambda machine, node, given: NO_CONTEXT,
     "functools.partial": make_partial,
     "builtins.super": make_super,
     "builtins.isinstance": is_instance,
     "builtins.hasattr": has_attribute,
     "builtins.type": type_of,
     "builtins.getattr": read_attribute,
-    "builtins.globals": lambda machine, node, positional, named, complete: ProjectModule(machine.frame.module.name),
+    "builtins.globals": lambda machine, node, given: ProjectModule(machine.frame.module.name),
     "importlib.import_module": import_by_name,
     "builtins.__import__": import_by_name,
     "builtins.dict": make_dict,
@@ -607,7 +578,7 @@ _SPECIAL: dict[str, Handler] = {
     "itertools.islice": _islice,
     **dict.fromkeys(
         ("multiprocessing.get_context", "torch.multiprocessing.get_context"),
-        lambda machine, node, positional, named, complete: External("multiprocessing"),  # It has the same functions.
+        lambda machine, node, given: External("multiprocessing"),  # It has the same functions.
     ),
     **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
     "torch.no_grad": _no_gradients,

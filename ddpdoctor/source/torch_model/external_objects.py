@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     RANKS,
     SYNCHRONISED,
     UNIFORM,
+    Arguments,
     BoundMethod,
     Const,
     DictValue,
@@ -95,15 +96,16 @@ _WRAPPERS = frozenset({DDP, DATA_PARALLEL})
 _MODULE = "torch.nn.Module"
 
 
-def is_instance(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def is_instance(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``isinstance`` gives, where the class of the object shows it."""
-    if len(positional) != 2:
-        return derived(positional[:1])
-    return by_rank(partial(_all_alike, machine), *positional)
+    if len(given.positional) != 2:
+        return derived(given.positional[:1])
+    return by_rank(partial(_all_alike, machine), *given.positional)
 
 
-def has_attribute(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def has_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``hasattr`` gives, where the class of the object shows it."""
+    positional = given.positional
     name = constant(positional[1]) if len(positional) == 2 else None
     if not isinstance(name, str):
         return derived(positional[:1])
@@ -112,9 +114,9 @@ def has_attribute(machine: Machine, node: ast.AST, positional: list[Value], name
     return by_rank(lambda value: _of_options(value, lambda option: _has(machine, option, name)), positional[0])
 
 
-def type_of(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def type_of(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the class of an object."""
-    return by_rank(_class_of, positional[0]) if len(positional) == 1 else derived([*positional, *named.values()])
+    return by_rank(_class_of, given.positional[0]) if len(given.positional) == 1 else derived(given.values)
 
 
 def _class_of(value: Value) -> Value:
@@ -186,46 +188,44 @@ def _has(machine: Machine, option: Value, name: str) -> bool | None:
     return False if option == Const(None) else None
 
 
-def make_partial(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_partial(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the value of ``functools.partial``."""
-    if not positional or not complete:
+    if not given.positional or not given.complete:
         return OPAQUE
-    return Partial(positional[0], tuple(positional[1:]), tuple(named.items()))
+    return Partial(given.positional[0], tuple(given.positional[1:]), tuple(given.named.items()))
 
 
-def make_super(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_super(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the object of the method, as one of its base classes has it."""
     owner = machine.frame.owner
     receiver = owner.receiver if owner is not None and owner.receiver is not None else OPAQUE
     return BoundMethod(receiver, "super()")
 
 
-def make_dict(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_dict(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the value of ``dict(...)``."""
-    known = not positional or (len(positional) == 1 and isinstance(positional[0], DictValue))
-    if not (known and complete):
-        return derived([*_values_of_pairs(positional), *named.values()])
-    first = positional[0] if positional else None
-    entries = dict(first.entries) if isinstance(first, DictValue) else {}
-    return DictValue(tuple((entries | named).items()))
+    first = given.positional[0] if given.positional else DictValue(())
+    if not isinstance(first, DictValue) or len(given.positional) > 1 or not given.complete:
+        return derived([*_values_of_pairs(given.positional), *given.named.values()])
+    return DictValue(tuple((dict(first.entries) | dict(given.named)).items()))
 
 
 # Stage of ZeRO from which parameters are divided, too.
 _GATHERS_IN_FORWARD = 3
 
 
-def make_engine(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_engine(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``deepspeed.initialize`` does: the engine, and an optimizer, a loader and a scheduler."""
-    rest = derived([*positional, *named.values()])
-    parallel = constant(named.get("mpu", NONE)) is not None  # Ranks that hold parts of one model share their data.
-    if parallel or not complete:
-        return SequenceValue((rest, rest, _divided_loader(machine, node, named.get("training_data", NONE)), rest))
+    rest = derived(given.values)
+    data, parallel = (given.named.get(name, NONE) for name in ("training_data", "mpu"))
+    if parallel != NONE or not given.complete:  # Ranks that hold parts of one model share their data.
+        return SequenceValue((rest, rest, _divided_loader(machine, node, data), rest))
     engine = ExternalObject(machine.object_number(node), ENGINE)
-    stage = constant(item_at(item_at(named.get("config", NONE), "zero_optimization"), "stage"))
+    stage = constant(item_at(item_at(given.named.get("config", NONE), "zero_optimization"), "stage"))
     if isinstance(stage, int) and stage > 0:
         # From stage 1 on a step gathers what the ranks have updated, each its part; at stage 3 a forward gathers, too.
         machine.sharded[engine.number] = Sharded(True, stage >= _GATHERS_IN_FORWARD, True, with_data=True)
-    return SequenceValue((engine, rest, _divided_loader(machine, node, named.get("training_data", NONE)), rest))
+    return SequenceValue((engine, rest, _divided_loader(machine, node, data), rest))
 
 
 def _divided_loader(machine: Machine, node: ast.AST, dataset: Value) -> Value:
@@ -234,11 +234,11 @@ def _divided_loader(machine: Machine, node: ast.AST, dataset: Value) -> Value:
         return NONE
     number = machine.object_number((node, "training_data"))
     machine.prepared.add(number)
-    machine.emit("loader", DATA_LOADER, node, (), {"dataset": dataset}, number=number, complete=False)
+    machine.emit("loader", DATA_LOADER, node, Arguments(named={"dataset": dataset}, complete=False), number=number)
     return ExternalObject(number, DATA_LOADER)
 
 
-def _values_of_pairs(positional: list[Value]) -> list[Value]:
+def _values_of_pairs(positional: Sequence[Value]) -> Sequence[Value]:
     """Return the values of ``dict(zip(names, values))``, which are what comes out of it."""
     first = positional[0] if len(positional) == 1 else None
     pairs = first.values if isinstance(first, SequenceValue) else ()
@@ -250,59 +250,57 @@ def _values_of_pairs(positional: list[Value]) -> list[Value]:
 WORLD_GROUP = External("torch.distributed.group.WORLD")
 
 
-def make_group(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_group(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a group; all ranks take part in making it, unless it is local."""
-    if constant(named.get("use_local_synchronization", Const(False))) is False:
-        machine.emit("collective", "new_group", node, positional, named, in_tree=True)
-    ranks = named.get("ranks", positional[0] if positional else NONE)
+    if constant(given.named.get("use_local_synchronization", Const(False))) is False:
+        machine.emit("collective", "new_group", node, given, in_tree=True)
+    ranks = given.value("ranks", 0) or NONE
     return (
         WORLD_GROUP
-        if complete and constant(ranks) is None
+        if given.complete and constant(ranks) is None
         else ExternalObject(machine.object_number(node), "ProcessGroup")
     )
 
 
-def make_loader(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_loader(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the loader, and note how it was made."""
     number = machine.object_number(node)
-    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    machine.emit("loader", DATA_LOADER, node, given, number=number)
     for name, position in (("sampler", 3), ("batch_sampler", 4)):
-        sampler = named.get(name, positional[position] if len(positional) > position else NONE)
-        for own in (one for one in options_of(sampler) if isinstance(one, Instance)):
+        for own in (one for one in options_of(given.value(name, position) or NONE) if isinstance(one, Instance)):
             method = class_attribute(machine, own.cls, "__iter__")
             if isinstance(method, Function) and method.node not in machine.visited:  # Its order, as the loader asks.
-                machine.call_function(machine, node, bound_to(method, own), [], {})
+                machine.call_function(machine, node, bound_to(method, own))
     return ExternalObject(number, DATA_LOADER)
 
 
-def make_sampler(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool, *, number: int = 0
-) -> Value:
+def make_sampler(machine: Machine, node: ast.AST, given: Arguments, *, number: int = 0) -> Value:
     """Return the sampler, and note how it was made; ``number`` is that of an object of a class derived from it."""
     number = number or machine.object_number(node)
-    machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
+    machine.emit("sampler", DISTRIBUTED_SAMPLER, node, given, number=number)
     return ExternalObject(number, DISTRIBUTED_SAMPLER)
 
 
-def make_ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_ddp(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the module as DDP wraps it, with the devices that it is given."""
-    for value in (named.get("device_ids"), positional[1] if len(positional) > 1 else None):
-        if value is not None and constant(value) is not None:
-            note_device(machine, node, "device_ids", [value], {})
-    return wrap(machine, node, positional, named, complete)
+    devices = given.value("device_ids", 1) or NONE
+    if constant(devices) is not None:
+        note_device(machine, node, "device_ids", Arguments((devices,)))
+    return wrap(machine, node, given)
 
 
-def set_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def set_device(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Note the device that a rank chooses for itself."""
-    note_device(machine, node, "set_device", positional, named)
+    note_device(machine, node, "set_device", given)
     return NONE
 
 
-def make_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def make_device(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a device, and note its index."""
+    positional = given.positional
     if len(positional) > 1 and constant(positional[0]) == "cuda":
-        note_device(machine, node, "device", positional[1:2], {})
-        return by_rank(lambda index: _text_of_device(index), positional[1])
+        note_device(machine, node, "device", Arguments(positional[1:2]))
+        return by_rank(_text_of_device, positional[1])
     return positional[0] if len(positional) == 1 else derived(positional)
 
 
@@ -310,13 +308,11 @@ def _text_of_device(index: Value) -> Value:
     return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
 
 
-def note_device(
-    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> None:
+def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments) -> None:
     """Note what a rank gives as its device."""
-    value = positional[0] if positional else named.get("device")
+    value = given.positional[0] if given.positional else given.named.get("device")
     if value is not None:
-        machine.emit("device", name, node, [value])
+        machine.emit("device", name, node, Arguments((value,)))
 
 
 # What makes the process group, itself or in a framework.
@@ -331,9 +327,8 @@ STARTS = frozenset(
 _STARTING = frozenset(name.rpartition(".")[2] for name in STARTS)
 GROUP: Cell = (-1, "process group")
 """Where the store has that the process group was made: not by an arm that has been left for good."""
-Named = dict[str, Value]
-Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
-"""Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
+Handler = Callable[[Machine, ast.AST, Arguments], Value]
+"""Makes a call: where it stands, and what it is given."""
 _MAKERS = frozenset({"from_pretrained", "from_config"})
 _OPENING = frozenset({"builtins.open", "io.open", "codecs.open", "gzip.open", "bz2.open", "lzma.open"})
 # Kinds of the tags of what names of files are made of.
@@ -341,7 +336,7 @@ _OF_NAMES = frozenset({"clock", "random", "drawn"})
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
 # Generators of random numbers that may be given a seed.
 _GENERATORS = frozenset({"random.Random", "numpy.random.RandomState", "numpy.random.default_rng"})
-TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
+TensorFactory = Callable[[Arguments], Value]
 
 
 def plain_handler_of(name: str) -> Handler:
@@ -384,32 +379,30 @@ def plain_handler_of(name: str) -> Handler:
     return partial(_unread, name)
 
 
-def _fixed(
-    value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _fixed(value: Value, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return value
 
 
-def _generator(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _generator(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a generator, which draws alike where its seed is alike; without a seed each process draws its own."""
-    seeds = [value for value in (*positional, *named.values()) if value != NONE]
+    seeds = [value for value in given.values if value != NONE]
     return derived(seeds) if seeds else Unknown(True, False, frozenset({("random", OWN)}))
 
 
-def _listed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _listed(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return names in a directory, which a ``while`` that lists them again and again waits for."""
     polls = any(isinstance(loop.around.node, ast.While) for loop in machine.loops)
     return Unknown(True, False, frozenset({POLLED if polls else LISTED}))
 
 
-def _opened(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _opened(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a file, whose content does not come from the time or the random number that its name is made of."""
-    result = derived([*positional, *named.values()])
+    result = derived(given.values)
     kept = origins_kept(result) | (result.tags & {SHARE})
     return Unknown(result.varying, False, frozenset(tag for tag in kept if tag[0] not in _OF_NAMES))
 
 
-def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _is_initialized(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return true, except in code that makes the group itself if there is none, where none was made on the way to it.
 
     Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
@@ -420,16 +413,11 @@ def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], na
     return Const(not makes or machine.store.get(*GROUP) is not None)
 
 
-def _initialized_by_apex(
-    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _initialized_by_apex(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the models that it is given, and the optimizers where there are any: it changes them and returns them."""
-    models, optimizers = (
-        named.get(name, positional[place] if len(positional) > place else None)
-        for place, name in enumerate(("models", "optimizers"))
-    )
+    models, optimizers = given.value("models", 0), given.value("optimizers", 1)
     if models is None:
-        return derived(positional)
+        return derived(given.positional)
     return models if optimizers in (None, NONE) else SequenceValue((models, optimizers))
 
 
@@ -447,31 +435,29 @@ def _names_a_start(module: Module, scope: ast.AST) -> bool:
     return False
 
 
-def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    return derived([*positional, *named.values()])
+def _mixture(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    return derived(given.values)
 
 
-def _uncounted(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _uncounted(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a mesh or a store: made of numbers of ranks, and none itself."""
-    result = derived([*positional, *named.values()])
+    result = derived(given.values)
     return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
 
 
-def _tensor(
-    factory: TensorFactory, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
-    return factory(positional, named)
+def _tensor(factory: TensorFactory, machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    return factory(given)
 
 
-def _object(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _object(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     number = machine.object_number(node)
     sampler = "Sampler" in name.rpartition(".")[2]
     kind: EventKind = "data-parallel" if name == DATA_PARALLEL else "sampler" if sampler else "object"
-    machine.emit(kind, name, node, positional, named, number=number, complete=complete)
+    machine.emit(kind, name, node, given, number=number)
     return ExternalObject(number, name)
 
 
-def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _unread(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the result of a function of which only the name is known."""
     last = name.rpartition(".")[2]
     if not name.startswith(_KNOWN):
@@ -481,7 +467,7 @@ def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value],
         return promised
     if agrees_by_name(last):
         return SYNCHRONISED
-    result = derived([*positional, *named.values()])
+    result = derived(given.values)
     return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=origins_kept(result)))
 
 
@@ -500,17 +486,16 @@ def _is_zip(value: SequenceValue) -> bool:
     return value.open and len(value.values) == 1 and isinstance(value.values[0], SequenceValue)
 
 
-def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def _zipped(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return tuples for ``zip`` whose parts keep their own origins."""
-    if not positional or any(isinstance(value, PerRank) for value in positional):
-        return _same_items("zip", machine, node, positional, named, complete)
-    return SequenceValue((SequenceValue(tuple(item_of(value) for value in positional)),), open=True)
+    if not given.positional or any(isinstance(value, PerRank) for value in given.positional):
+        return _same_items("zip", machine, node, given)
+    return SequenceValue((SequenceValue(tuple(item_of(value) for value in given.positional)),), open=True)
 
 
-def _same_items(
-    last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
-) -> Value:
+def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the items of the arguments, as ``tqdm(loader)`` and ``enumerate(loader)`` do."""
+    positional = given.positional
     if len(positional) == 1 and isinstance(positional[0], Instance) and last != "next":
         items = items_of(machine, node, positional[0])
         if isinstance(items, SequenceValue) and last != "enumerate":
@@ -544,8 +529,9 @@ def _same_items(
     return never_none(mixed)
 
 
-def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``getattr`` gives: an attribute by a name that is known, or the default of one that is not there."""
+    positional = given.positional
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
         if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):
@@ -565,8 +551,7 @@ def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], nam
 
 def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
     """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
-    scope = machine.scope_modules.get(module.name, -1)
-    held = [machine.store.get(scope, name) for name in machine.store.names(scope)]
+    held = machine.store.held(machine.scope_modules.get(module.name, -1))
     classes = tuple(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
     if len(classes) > MAXIMUM_OPTIONS:
         return None
@@ -626,46 +611,46 @@ _KEEPS_SIZE = frozenset(
 )
 
 
-def _shaped(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    sizes = list(positional)
+def _shaped(given: Arguments) -> Value:
+    sizes = list(given.positional)
     if len(sizes) == 1 and isinstance(sizes[0], SequenceValue) and not sizes[0].open:
         sizes = list(sizes[0].values)
-    return _sized(sizes, named, positional)
+    return _sized(sizes, given)
 
 
-def _sized(sizes: Sequence[Value], named: Mapping[str, Value], inputs: Sequence[Value]) -> Value:
+def _sized(sizes: Sequence[Value], given: Arguments) -> Value:
     elements = 1
     for size in sizes:
         if not isinstance(size, Const) or not isinstance(size.value, int) or isinstance(size.value, bool):
-            return derived([*inputs, *named.values()])
+            return derived(given.values)
         elements *= size.value
-    return TensorSize(elements, elements * _item_bytes(named.get("dtype")))
+    return TensorSize(elements, elements * _item_bytes(given.named.get("dtype")))
 
 
-def _full(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    filling = positional[1:2] or [named[name] for name in ("fill_value",) if name in named]
-    if not positional or any(map(is_varying, filling)):
-        return derived([*positional, *named.values()])
-    return _shaped(positional[:1], named)
+def _full(given: Arguments) -> Value:
+    if not given.positional or is_varying(given.value("fill_value", 1) or UNIFORM):
+        return derived(given.values)
+    return _shaped(Arguments(given.positional[:1], given.named))
 
 
-def _arange(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    if len(positional) == 1:
-        size = _sized(positional, named, positional)
-        if isinstance(size, TensorSize) and "dtype" not in named:
+def _arange(given: Arguments) -> Value:
+    if len(given.positional) == 1:
+        size = _sized(given.positional, given)
+        if isinstance(size, TensorSize) and "dtype" not in given.named:
             return TensorSize(size.elements, size.elements * 8)
         return size
-    return derived([*positional, *named.values()])
+    return derived(given.values)
 
 
-def _eye(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    return _sized([positional[0], positional[-1]], named, positional) if positional else derived(named.values())
+def _eye(given: Arguments) -> Value:
+    sides = (given.positional[0], given.positional[-1]) if given.positional else (UNIFORM,)
+    return _sized(sides, given)
 
 
-def _same_size(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    if positional and isinstance(positional[0], TensorSize):
-        return positional[0]
-    return derived([*positional, *named.values()])
+def _same_size(given: Arguments) -> Value:
+    if given.positional and isinstance(given.positional[0], TensorSize):
+        return given.positional[0]
+    return derived(given.values)
 
 
 def _item_bytes(dtype: Value | None) -> int:
@@ -674,7 +659,7 @@ def _item_bytes(dtype: Value | None) -> int:
     return DEFAULT_BYTES
 
 
-TENSOR_CALLS: Mapping[str, Callable[[Sequence[Value], Mapping[str, Value]], Value]] = {
+TENSOR_CALLS: Mapping[str, TensorFactory] = {
     **{f"torch.{name}": _shaped for name in ("zeros", "ones", "empty", "rand", "randn")},
     "torch.full": _full,
     "torch.arange": _arange,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ddpdoctor.source.events import EventKind
@@ -15,6 +14,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
     RANKS,
+    Arguments,
     External,
     ExternalObject,
     Function,
@@ -32,35 +32,27 @@ from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE, SEEDING
 
 
-def note_call(
-    machine: Machine, node: ast.AST, name: str, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
-) -> None:
+def note_call(machine: Machine, node: ast.AST, name: str, given: Arguments) -> None:
     """Record a call of an external function; of those of Python itself only the few that checks look at."""
     if name in RECORDED_BUILTINS or not name.startswith("builtins."):
-        machine.note("call", name, node, positional, named, complete)
-    elif name in READING_FUNCTIONS and any(kind in ("batch", "ddp") for one in positional for kind, _ in tags_of(one)):
-        machine.note("call", name, node, positional, named, complete, positional[0])
-    if name == f"{ENVIRONMENT}.setdefault" and positional:
-        machine.note("call", SET_DEFAULT, node, positional, named, complete)
+        machine.note("call", name, node, given)
+    elif name in READING_FUNCTIONS and any(
+        kind in ("batch", "ddp") for one in given.positional for kind, _ in tags_of(one)
+    ):
+        machine.note("call", name, node, given, given.positional[0])
+    if name == f"{ENVIRONMENT}.setdefault" and given.positional:
+        machine.note("call", SET_DEFAULT, node, given)
 
 
-def note_method(
-    machine: Machine,
-    node: ast.AST,
-    receiver: Value,
-    name: str,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    complete: bool,
-) -> None:
+def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> None:
     """Record a call of a method, if a check may look at it."""
     for kind in _kinds_of_method(name):
-        machine.note(kind, name, node, positional, named, complete, receiver)
+        machine.note(kind, name, node, given, receiver)
     if name in READING_METHODS:
         if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):
-            machine.note("call", name, node, positional, named, complete, receiver)
-    elif name == "cuda" and not positional and "device" not in named:
-        machine.note("call", name, node, positional, named, complete, receiver)
+            machine.note("call", name, node, given, receiver)
+    elif name == "cuda" and not given.positional and "device" not in given.named:
+        machine.note("call", name, node, given, receiver)
 
 
 def is_noted_method(name: str) -> bool:
@@ -71,9 +63,9 @@ def is_noted_method(name: str) -> bool:
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
     """Record an assignment to a variable of the environment, or to a setting of an optimizer."""
     if {kind for kind, _ in tags_of(container)} == {"param-groups"} and constant(key) in GROUP_SETTINGS:
-        machine.note("training", SET_PARAM_GROUP, node, (key, value), receiver=container)
+        machine.note("training", SET_PARAM_GROUP, node, Arguments((key, value)), receiver=container)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
-        machine.note("call", SET_VARIABLE, node, (key, value))
+        machine.note("call", SET_VARIABLE, node, Arguments((key, value)))
 
 
 @lru_cache(maxsize=16_384)
@@ -180,16 +172,16 @@ def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> 
 def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
     """Record that a module is given a new attribute outside of its constructor, or that DDP is not to synchronise."""
     if isinstance(owner, ExternalObject) and owner.name == DDP and node.attr == "require_backward_grad_sync":
-        machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
+        machine.note("training", f"set {node.attr}", node, Arguments((value,)), receiver=owner)
     if node.attr == "requires_grad":
-        machine.note("training", SET_REQUIRES_GRAD, node, (value,), receiver=owner)
+        machine.note("training", SET_REQUIRES_GRAD, node, Arguments((value,)), receiver=owner)
     if isinstance(owner, Instance) and machine.loops and machine.keeps_workers:
-        machine.note("attribute", node.attr, node, (value,), receiver=owner)
+        machine.note("attribute", node.attr, node, Arguments((value,)), receiver=owner)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
-    machine.note("training", "set attribute", node, (value,), receiver=owner)
+    machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
 
 
 ABSENT = "use of None"
@@ -205,7 +197,7 @@ def note_absent(machine: Machine, node: ast.AST, value: Value) -> None:
         return
     here = [on_rank(value, rank) for rank in RANKS if machine.mask >> rank & 1]
     if NONE in here and any(one != NONE for one in here):
-        machine.note("call", ABSENT, node, [value])
+        machine.note("call", ABSENT, node, Arguments((value,)))
 
 
 UNASSIGNED = "use of a name without a value"
@@ -223,7 +215,8 @@ def note_unassigned(machine: Machine, node: ast.AST, owner: int, name: str) -> N
         return
     absent = machine.mask & (ALL_RANKS if whole is None else whole) & ~made
     if absent & 0b11 and machine.mask & made and _is_certain(machine):
-        machine.note("call", UNASSIGNED, node, [per_rank([NONE if absent >> rank & 1 else OPAQUE for rank in RANKS])])
+        lanes = per_rank([NONE if absent >> rank & 1 else OPAQUE for rank in RANKS])
+        machine.note("call", UNASSIGNED, node, Arguments((lanes,)))
 
 
 def _is_certain(machine: Machine) -> bool:
@@ -233,15 +226,13 @@ def _is_certain(machine: Machine) -> bool:
     return all(isinstance(one, Unknown) and not one.varying and not one.opaque for one in machine.deciding)
 
 
-def note_own_step(
-    machine: Machine, node: ast.AST, function: Function, positional: Sequence[Value], named: Mapping[str, Value]
-) -> None:
+def note_own_step(machine: Machine, node: ast.AST, function: Function, given: Arguments) -> None:
     """Record a step of an optimizer whose class the project derives from one of torch."""
     owner, name = function.receiver, getattr(function.node, "name", "")
     if name not in ("step", "zero_grad") or not isinstance(owner, Instance):
         return
     if any(base.startswith("torch.optim.") for base in base_names(machine, owner.cls)):
-        machine.note("training", name, node, positional, named, receiver=owner)
+        machine.note("training", name, node, given, receiver=owner)
 
 
 def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
@@ -259,21 +250,14 @@ def _is_model(machine: Machine, module: Instance | ExternalObject) -> bool:
     return machine.store.get(module.cls.scope, "forward") is not None
 
 
-def bare_forward(
-    machine: Machine,
-    node: ast.AST,
-    module: Value,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    result: Value,
-) -> Value:
+def bare_forward(machine: Machine, node: ast.AST, module: Value, given: Arguments, result: Value) -> Value:
     """Return the result of a forward (or other method) of a module in a DDP object that was not called through it."""
     if not isinstance(module, (Instance, ExternalObject)) or machine.inside_ddp:
         return result
     wrap = machine.wrapped.get(module.number)
     if wrap is None:
         if not machine.gradients and _is_model(machine, module):
-            machine.note("training", UNWRAPPED_FORWARD, node, positional, named, receiver=module)
+            machine.note("training", UNWRAPPED_FORWARD, node, given, receiver=module)
         return result
-    machine.note("training", "bare forward", node, positional, named, receiver=module)
+    machine.note("training", "bare forward", node, given, receiver=module)
     return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result
