@@ -71,17 +71,6 @@ AUX = "            loss = loss + 0.3 * F.cross_entropy(aux, labels)\n"
 _KL = "        loss = loss - 0.05 * (1 + spread - mean.pow(2) - spread.exp()).mean()\n"
 WRAP = "    model = DDP(Net())\n"
 ALL_REDUCED = "        dist.all_reduce(tokens)\n"
-GATHERED = "    return torch.cat(Gather.apply(x))\n"
-NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x.contiguous())
-"""
-LOCAL_TARGETS: Edits = (
-    ("image, text, scale = model(a, b)", "image, text, scale = model(a, b)\n        first = rank * len(a)"),
-    ("logits = scale * images @ texts.T", "mine, other = scale * image @ texts.T, scale * text @ images.T"),
-    ("target = torch.arange(len(logits))", "target = torch.arange(first, first + len(a))"),
-    ("F.cross_entropy(logits, target)", "F.cross_entropy(mine, target)"),
-    ("F.cross_entropy(logits.T, target)", "F.cross_entropy(other, target)"),
-)
 _CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
 REDUCE = """        for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -206,40 +195,6 @@ FAULTS = (
         "scaled",
         2.0,
     ),
-    Case(
-        "contrastive: gathered without gradient, the own part put back",
-        "contrastive",
-        ((GATHERED, f"{NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
-        "cut",
-        0.5,
-        ("image", "text"),
-        says="all_gather",
-    ),
-    Case(
-        "contrastive: the negatives of other ranks carry no gradient",
-        "contrastive",
-        ((GATHERED, f"{NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *LOCAL_TARGETS),
-        "cut",
-        modules=("image", "text"),
-        says="all_gather",
-    ),
-    Case(
-        "contrastive: gathered without gradient, nothing put back",
-        "contrastive",
-        ((GATHERED, f"{NO_GRADIENT}    return torch.cat(parts)\n"), *LOCAL_TARGETS),
-        "cut",
-        modules=("image", "text"),
-        says="all_gather",
-    ),
-    Case(
-        "contrastive: a gather whose backward adds nothing up",
-        "contrastive",
-        (("        dist.all_reduce(whole)\n", ""),),
-        "part",
-        0.5,
-        ("image", "text"),
-    ),
-    Case("contrastive: the loss times the world size", "contrastive", _TIMES_WORLD, "scaled", 2.0),
     Case(
         "gan: the critic's loss times the world size",
         "gan",

@@ -11,10 +11,7 @@ from tests.equivalence.cases import (
     BY_POSITION,
     CONVERT,
     FOUR,
-    GATHERED,
     IN_A_CONFIGURATION,
-    LOCAL_TARGETS,
-    NO_GRADIENT,
     READ_BY_ALL,
     REDUCE,
     STEP,
@@ -161,58 +158,6 @@ CORRECT = (
         (("torch.randint(3, 17,", "torch.randint(9, 10,"), (', reduction="sum") * world / tokens', ")")),
     ),
     Case("language: more dropout", "language", (("dropout=0.1", "dropout=0.5"),)),
-    Case("contrastive", "contrastive"),
-    Case(
-        "contrastive: torch's own gather",
-        "contrastive",
-        (
-            (
-                GATHERED,
-                "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
-            ),
-        ),
-    ),
-    Case("contrastive: negatives of the own rank", "contrastive", ((GATHERED, "    return x\n"),), may_be_unclear=True),
-    Case(
-        "contrastive: negatives that are meant to be constants",
-        "contrastive",
-        ((GATHERED, f"{NO_GRADIENT}    return torch.cat(parts).detach()\n"), *LOCAL_TARGETS),
-    ),
-    Case(
-        "contrastive: negatives gathered where no gradient is recorded",
-        "contrastive",
-        (
-            (
-                GATHERED,
-                "    with torch.no_grad():\n        parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]\n        dist.all_gather(parts, x.contiguous())\n        return torch.cat(parts)\n",
-            ),
-            *LOCAL_TARGETS,
-        ),
-    ),
-    Case(
-        "contrastive: features gathered into kept buffers for a log",
-        "contrastive",
-        (
-            (
-                "        optimizer.zero_grad()\n",
-                "        dist.all_gather(kept, image.contiguous())\n        shown = torch.cat(kept).std().item()\n        optimizer.zero_grad()\n",
-            ),
-            (
-                "    for a, b in loader:\n",
-                "    kept = None\n    for a, b in loader:\n        kept = kept or [torch.zeros(len(a), 8) for _ in range(world)]\n",
-            ),
-        ),
-    ),
-    Case(
-        "contrastive: statistics gathered without gradient",
-        "contrastive",
-        (
-            (
-                "        optimizer.zero_grad()\n",
-                "        parts = [torch.zeros_like(image) for _ in range(world)]\n        dist.all_gather(parts, image.detach().contiguous())\n        optimizer.zero_grad()\n",
-            ),
-        ),
-    ),
     Case("gan", "gan"),
     Case(
         "gan: noise by rank",

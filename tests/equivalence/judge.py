@@ -14,7 +14,7 @@ from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import Against, equivalence
 from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
-from tests.equivalence import against, cases, correct, counted, own_data, sharded
+from tests.equivalence import against, cases, contrastive, correct, counted, own_data, sharded
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 
@@ -25,6 +25,8 @@ TABLE = (
     *cases.FAULTS,
     *correct.CORRECT,
     *_COUNTED,
+    *contrastive.FAULTS,
+    *contrastive.CORRECT,
     *own_data.FAULTS,
     *own_data.CORRECT,
     *(SHARDED if hasattr(torch.distributed.fsdp, "fully_shard") else ()),
