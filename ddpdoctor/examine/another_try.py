@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TRIES = 5
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
 
+LONGER_PASSES = 16
+"""Batches of a pass where four were too few for the script: most accumulate over no more, and it takes seconds."""
+
 MOST_GPUS = 8
 """Of one node, as most have them; an index beyond is a mistake of the script. As many ranks run here at most."""
 
@@ -160,6 +163,8 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     """Return the rehearsal that leaves out what may have failed this one; None where the script is at fault."""
     if record.job.stop_reason == "rendezvous":
         return _with_the_other_nodes_ranks(request, record)
+    if record.job.stop_reason == "cut":
+        return _with_longer_passes(request, section)
     if section.status != "failed" and not _left_others_waiting(record):
         return None
     return (
@@ -181,6 +186,14 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
 def _left_others_waiting(record: RunRecord) -> bool:
     """Return whether the rehearsal stopped at ranks that wait for one that had raised: a failure like others."""
     return record.job.stop_reason == "proof" and any(_exceptions(record))
+
+
+def _with_longer_passes(request: RehearsalRequest, section: RehearsalSection) -> Try | None:
+    """Code that takes several batches for a step, or divides by what it has counted, met the end of a shortened pass."""
+    if request.batches >= LONGER_PASSES or request.full:
+        return None
+    why = f"{section.reason}; rehearsed again with up to {LONGER_PASSES} batches in a pass"
+    return Try(msgspec.structs.replace(request, batches=LONGER_PASSES), why)
 
 
 def _past_a_race(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -71,7 +71,7 @@ class Ending:
 
 
 TRAINING_PASSES = 2
-"""So many training passes of a loader are rehearsed; afterwards passes yield one batch."""
+"""So many training passes of a loader are rehearsed; afterwards passes yield the batches of one step."""
 RESUMED_PASSES = 12
 """The same where checkpoints are awaited, which a script may write every few epochs."""
 STEPS_PER_PASS = 2
@@ -107,6 +107,8 @@ class Place:
         self.counted_at = -1
         """When the newest training pass was counted; passes that were open then belong to the same epoch."""
         self.newest: Optional[Trail] = None
+        self.batches_of_step = 1
+        """At most, in the passes so far: code that accumulates may have no step without so many."""
 
 
 class Trail:
@@ -118,7 +120,7 @@ class Trail:
         self.place = place
         self.begun_at = begun_at
         self.brief = False
-        """It comes after what is rehearsed, and yields one batch."""
+        """It comes after what is rehearsed, and yields the batches of one step."""
         self.patient = False
         """The pass before it was too short to see optimizer steps."""
         self.draws_before = 0
@@ -244,30 +246,30 @@ class Schedule:
         """Return the length for a loop that ends by it; the pass will keep to it."""
         trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
         if trail is not None:
-            planned = int(min(true, self._planned(trail.brief, trail.patient)))
+            planned = int(min(true, self._planned(trail.place, trail.brief, trail.patient)))
             trail.read_length = ReadLength(max(trail.read_length.length, planned), turns)
             return trail.read_length.length
         place = self._place_of.get(loader, Place())
-        planned = int(min(true, self._planned(self._is_brief(place), _is_patient(place, True))))
+        planned = int(min(true, self._planned(place, self._is_brief(place), _is_patient(place, True))))
         self._read_lengths[loader] = ReadLength(planned, turns)
         return planned
 
-    def _planned(self, brief: bool, patient: bool) -> float:
+    def _planned(self, place: Place, brief: bool, patient: bool) -> float:
         if self._full:
             return math.inf
         if brief:
-            return 1
+            return place.batches_of_step
         return max(MOST_BATCHES, self._batches) if patient else self._batches
 
     def _limit(self, trail: Trail) -> float:
         patient = trail.patient
         if trail.main:
             patient = (patient or trail.backwards > 0) and trail.steps < STEPS_PER_PASS
-        return max(self._planned(trail.brief, patient), trail.read_length.length)
+        return max(self._planned(trail.place, trail.brief, patient), trail.read_length.length)
 
     def _left_of(self, trail: Trail) -> float:
         """Return how many batches a pass that is trained on will still yield, as far as its steps so far show."""
-        limit = max(self._planned(trail.brief, False), trail.read_length.length)
+        limit = max(self._planned(trail.place, trail.brief, False), trail.read_length.length)
         if trail.steps < STEPS_PER_PASS and not trail.brief:
             limit = max(limit, trail.yielded * STEPS_PER_PASS / max(1, trail.steps))
         return max(0.0, min(limit, trail.true) - trail.yielded)
@@ -286,6 +288,8 @@ class Schedule:
             return
         trail.counted = True
         place = trail.place
+        if trail.steps:
+            place.batches_of_step = min(self._batches, max(place.batches_of_step, -(-trail.yielded // trail.steps)))
         if trail.begun_at <= place.counted_at:
             return
         place.counted_at = self._moments
