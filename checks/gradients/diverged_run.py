@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import msgspec
 
 from ddpdoctor.check import Verdict, Via
+from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
 from ddpdoctor.diagnosis.training.replicas import (
     NO_WRAP,
+    SPOILS_GRADIENTS,
     ReplicaStep,
     averaged_by_hand,
     contributions,
+    exchanges,
     gradients_around_steps,
     is_sharded,
     judged_wraps,
@@ -133,6 +136,10 @@ _REMEDIES = {
     "no-wrap": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
     "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
     "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
+    "ignored": "Take them out of what is ignored, or average their gradients by dist.all_reduce in each step.",
+    "hybrid": "Give the mesh a shard dimension of two ranks or more; for whole replicas use DistributedDataParallel.",
+    "mesh": "Give it the mesh with both dimensions, that of the replicas and that of the shards.",
+    "group": "Give it a group of all ranks that train this model; with none it takes the whole job.",
 }
 _REASONS = {
     "own-state": "they want no gradient, and the module changes them itself: DDP averages nothing of them",
@@ -253,6 +260,7 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
     much as the model, and no call that could was left unreached. Besides such a module only parameters that began equal
     on all ranks count, and those that take the place of a wrapped model: others are meant to differ.
     """
+    yield from shards_apart(record)
     ranks = record.rank_numbers()
     sharding = [
         loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
@@ -260,17 +268,20 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
     if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
         return
     in_place = bool(record.sharded_modules) and all(one.by == IN_PLACE for one in record.sharded_modules)
-    if is_sharded(record) and not in_place:
+    ignored = {name for one in record.sharded_modules for name in one.ignored}
+    if (is_sharded(record) and not (in_place or ignored)) or (ignored and exchanges(record)):
         return  # What an optimizer holds are parts of parameters, which differ.
-    begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
-    after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
+    only = ignored if is_sharded(record) and not in_place else None
+    parameters = [_narrowed(step, only) for step in parameters_around_steps(record, NO_WRAP, ranks)]
+    begun = {step.optimizer: step for step in parameters if not step.ordinal}
+    after = {(step.optimizer, step.ordinal): step for step in parameters}
     by_optimizer: dict[int, list[ReplicaStep]] = {}
     for step in gradients_around_steps(record, NO_WRAP, ranks):
-        by_optimizer.setdefault(step.optimizer, []).append(step)
+        by_optimizer.setdefault(step.optimizer, []).append(_narrowed(step, only))
     for optimizer, steps in by_optimizer.items():
         first = steps[0]
         began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
-        beside = bool(record.wraps) or in_place
+        beside = bool(record.wraps or record.sharded_modules)
         meant = beside and began_apart and not _takes_the_place_of_a_wrap(record, first)
         parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
         elements = first.steps[min(ranks)].elements
@@ -281,8 +292,10 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
         before = [b for b in own if not b.wraps] or own
         unequal, form = len(first.unequal), "sharded" if in_place else "wrapped" if record.wraps else "no-wrap"
         are = "parameter of the optimizer is" if unequal == 1 else "parameters of the optimizer are"
-        by = "is sharded" if in_place else "DistributedDataParallel wraps"
-        kept = f"{unequal:,} {are} in no module that {by}: gradients stay on their rank"
+        by = "in no module that is sharded" if in_place else "in no module that DistributedDataParallel wraps"
+        if ignored.issuperset(first.unequal):
+            form, by = "ignored", "in a sharded module, and ignored there"
+        kept = f"{unequal:,} {are} {by}: gradients stay on their rank"
         if form == "no-wrap":
             kept = "the gradients of this backward stay on their rank: the model is not wrapped in "
             kept += "DistributedDataParallel"
@@ -304,6 +317,12 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
                 ),
             ),
         )
+
+
+def _narrowed(step: ReplicaStep, only: Set[str] | None) -> ReplicaStep:
+    """Return a step with those of what differs in it that are asked for; all where nothing is."""
+    kept = step.unequal if only is None else tuple(name for name in step.unequal if name in only)
+    return msgspec.structs.replace(step, unequal=kept, compared=step.compared if only is None else len(only))
 
 
 def _takes_the_place_of_a_wrap(record: RunRecord, step: ReplicaStep) -> bool:
@@ -437,14 +456,11 @@ def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
             module = held[group[0]]
             place = site_location(record.site(module.site))
             if not unequal:
-                same = f"{rank_list(group)} begin with the same {len(compared):,} shards of {module.module_class}"
-                yield Verdict(wrong=False, sentence=same, locations=place)
                 continue
             seeded = tuple(_seeded_apart(record, module.time_ns))
             yield Verdict(
                 sentence=f"{rank_list(group)} hold replicas of the same shards of {module.module_class} and begin with "
-                f"different parameters, {unequal[0]} first: {module.by} averages their gradients and never makes them "
-                "alike",
+                f"different parameters, {unequal[0]} first: {module.by} never makes them alike",
                 remedy=_REMEDIES["shards-apart"],
                 locations=seeded[-1][1] if seeded else place,
                 ranks=group,
@@ -458,6 +474,67 @@ def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
                     ("the first forward of the sharded module", place),
                 ),
             )
+
+
+_PARTS = {
+    "hybrid": "HYBRID_SHARD over a mesh whose shard dimension has one rank became NO_SHARD",
+    "mesh": "it was given a part of a larger mesh",
+    "group": "its group, or mesh, has no other ranks",
+}
+
+
+def shards_apart(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the sharded modules of which ranks hold the same shards and reduce their gradients over other ranks.
+
+    Only where the shards began alike, the first inputs differ, and so do gradients and shards in every step. Left out
+    are experts and stages, to which tensors are handed, models that are averaged by hand, and of groups that are no
+    part of a mesh those that no sampler feeds with their part of the data.
+    """
+    divergence = find_divergence(record)
+    if exchanges(record) or may_be_averaged_later(record) or (divergence and divergence.form in SPOILS_GRADIENTS):
+        return
+    fed = {one.rank for one in record.loaders if one.sampler_shards and _trains(record, one.rank, one.loader)}
+    told = set[int]()
+    for place, number in sorted({(part.place, part.module) for part in record.sharded_parts}):
+        held = {one.rank: one for one in record.sharded_modules if one.module == number}
+        parts = [part for part in record.sharded_parts if (part.module, part.place) == (number, place)]
+        ranks = tuple(sorted({part.rank for part in parts}))
+        alike = [
+            part
+            for part in parts
+            if part.rank == ranks[0]
+            and not set(ranks) <= set(part.ranks)
+            and sum(part.digests == other.digests for other in parts) == len(ranks)
+            and (part.why != "group" or fed.issuperset(ranks))
+        ]
+        names = {name for part in alike for name in part.digests}
+        steps = [_narrowed(step, names) for step in gradients_around_steps(record, number, ranks)]
+        after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, number, ranks)}
+        parted = all(s.unequal and (a := after.get((s.optimizer, s.ordinal))) and a.unequal for s in steps)
+        if number in told or not steps or not parted or len({held[rank].inputs for rank in ranks if rank in held}) < 2:
+            continue
+        if any(averaged_by_hand(record, rank, steps[0].steps[rank].elements) for rank in ranks):
+            continue
+        told.add(number)
+        module, first, unequal, location = held[ranks[0]], alike[0], steps[0].unequal, record.site(alike[0].site)
+        over = f"over {rank_list(first.ranks)} {'alone' if len(first.ranks) == 1 else 'only'}"
+        yield Verdict(
+            sentence=f"{module.by} reduces gradients of {module.module_class} {over}, and {rank_list(ranks)} train "
+            "different models",
+            remedy=_REMEDIES[first.why],
+            locations=site_location(location),
+            ranks=ranks,
+            because=(
+                (f"{_PARTS[first.why]}: gradients are reduced {over}", site_location(location)),
+                (
+                    f"{rank_list(ranks)} begin with the same shards and are fed other data; before each of "
+                    f"{len(steps)} steps gradients of {len(unequal):,} of {len(names):,} parameters differ, and so do "
+                    f"the parameters after it: {', '.join(folded(unequal))}",
+                    None,
+                    {"steps": len(steps), "parameters": len(unequal), "compared": len(names)},
+                ),
+            ),
+        )
 
 
 def _seeded_apart(record: RunRecord, before_ns: float) -> Iterator[tuple[str, Location | None]]:

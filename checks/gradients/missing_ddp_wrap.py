@@ -3,7 +3,8 @@
 What it finds
     A script that joins a process group and divides its data with a DistributedSampler, but never wraps the model in
     DistributedDataParallel and has nothing else that averages gradients. In a run also parameters of the optimizer that
-    are in no wrapped or sharded module.
+    are in no wrapped or sharded module, or are ignored by one, and sharded modules whose gradients are reduced over a
+    part of the ranks that train them: a hybrid whose shard dimension has one rank, one dimension of a mesh, a group.
 
 Why it is bad
     Every rank trains its own model on its part of the data. The losses fall, the job ends, and rank 0 saves a

@@ -189,7 +189,7 @@ def _left_others_waiting(record: RunRecord) -> bool:
 
 
 def _with_longer_passes(request: RehearsalRequest, section: RehearsalSection) -> Try | None:
-    """Code that takes several batches for a step, or divides by what it has counted, met the end of a shortened pass."""
+    """Code that takes several batches a step, or divides by what it has counted, met the end of a shortened pass."""
     if request.batches >= LONGER_PASSES or request.full:
         return None
     why = f"{section.reason}; rehearsed again with up to {LONGER_PASSES} batches in a pass"

@@ -299,6 +299,20 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
+class ShardedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of a sharded module whose gradients a part of the job's ranks reduces, before the first forward."""
+
+    rank: int
+    module: int
+    site: int = -1
+    ranks: tuple[int, ...]
+    place: tuple[int, int]
+    """Which shard of how many this rank holds."""
+    why: str
+    """``hybrid``: one of the older wrapper that shards nothing; ``mesh``: a part of a larger one; ``group``."""
+    digests: Mapping[str, str]
+
+
 class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
     """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
 
@@ -314,6 +328,10 @@ class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
     """Those that hold its shards and replicas."""
     replicas: tuple[tuple[tuple[int, ...], Mapping[str, str]], ...] = ()
     """Ranks that hold the same shards as this one, and digests of these by the parameters' names."""
+    ignored: tuple[str, ...] = ()
+    """Parameters in it that want a gradient and are in none of its units."""
+    inputs: str = ""
+    """Digest of what the first forward was given."""
     time_ns: int = 0
 
 
@@ -363,6 +381,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
     sharded_modules: tuple[ShardedModule, ...] = ()
+    sharded_parts: tuple[ShardedPart, ...] = ()
     shared_groups: tuple[SharedGroup, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()

@@ -139,7 +139,7 @@ def _drift(
 
 NO_WRAP = -1
 """Stands for parameters of no wrapped module."""
-_SPOILS_GRADIENTS = ("mismatch", "desync", "crossed", "swapped")
+SPOILS_GRADIENTS = ("mismatch", "desync", "crossed", "swapped")
 
 
 class ReplicaStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ def judged_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
     None where ranks paired collectives that do not belong together: what differs then has that one cause.
     """
     divergence = find_divergence(record)
-    if divergence is not None and divergence.form in _SPOILS_GRADIENTS:
+    if divergence is not None and divergence.form in SPOILS_GRADIENTS:
         return
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
@@ -246,6 +246,12 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
 
+def exchanges(record: RunRecord) -> bool:
+    """Return whether the script hands tensors from rank to rank, as to a stage or to experts: parts of one model."""
+    kinds = ("all_to_all", "send", "recv")
+    return any(entry.kind.startswith(kinds) for entry in record.signatures if entry.origin == "user")
+
+
 def kept_by_hand(record: RunRecord) -> Iterator[ReplicaStep]:
     """Yield, for each optimizer, the first moment at which parameters differ that the ranks' own averages keep equal.
 
@@ -254,7 +260,7 @@ def kept_by_hand(record: RunRecord) -> Iterator[ReplicaStep]:
     """
     ranks = record.rank_numbers()
     divergence = find_divergence(record)
-    if len(ranks) < 2 or (divergence is not None and divergence.form in _SPOILS_GRADIENTS):
+    if len(ranks) < 2 or (divergence is not None and divergence.form in SPOILS_GRADIENTS):
         return
     seen: dict[tuple[int, str], dict[int, list[str]]] = {}
     for entry in record.gradient_digests:

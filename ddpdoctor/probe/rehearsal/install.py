@@ -117,7 +117,7 @@ class Rehearsal:
         self._groups = GroupBook(journal, torch)
         sharded = ShardedModules(journal, self._ending, torch, loaders.newest_batch, pace)
         sharded.install()
-        modules.beside = sharded.parameters
+        modules.beside, modules.apart = sharded.parameters, sharded.apart
         self._collective_hook = CollectiveHook(
             journal,
             torch,

@@ -241,6 +241,7 @@ _ROWS = {
     "outsider_call": "outsider_calls",
     "handled": "handled",
     "sharded_module": "sharded_modules",
+    "sharded_part": "sharded_parts",
     "shared_group": "shared_groups",
     "nonfinite": "nonfinites",
     "resume_save": "resume_saves",

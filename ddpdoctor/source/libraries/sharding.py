@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     VARYING,
     Arguments,
     Const,
+    External,
     ExternalObject,
     Instance,
     OneOf,
@@ -28,12 +29,13 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     options_of,
     tagged,
+    tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import of_own_data
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
-from ddpdoctor.source.torch_model.external_objects import Handler
+from ddpdoctor.source.torch_model.external_objects import SHARDED_PARAMETERS, Handler
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 
@@ -44,7 +46,7 @@ _GROUP = "torch.distributed.ProcessGroup of a mesh"
 # Methods of the older wrapper in which it gathers or reduces.
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 SHARDS = "shards"
-"""Kind of the tags of a rank's own part of a sharded model's state."""
+"""Kind of the tags of a rank's own part of a sharded model's state; with a number, of an optimizer's state of one."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})
 """Methods of a distributed tensor that are collectives; nothing else that is met beside torch has them."""
 _PLAIN = (ast.Name, ast.Attribute)
@@ -159,14 +161,30 @@ def state_dict(name: str, machine: Machine, node: ast.AST, given: Arguments) -> 
     return derived(given.values)
 
 
-def own_part(machine: Machine, module: Value) -> Value | None:
-    """Return the state of a module that is certainly sharded in place, a part on each rank; None for others."""
+def own_part(machine: Machine, held: Value) -> Value | None:
+    """Return the state of a module that is certainly sharded in place, a part on each rank, or that of an optimizer of
+    such parameters or of those that the older wrapper has sharded; None for others.
+    """
+    made = machine.object(held) if isinstance(held, ExternalObject) else None
+    if made is not None and made.name.startswith("torch.optim.") and ".lr_scheduler." not in made.name:
+        kinds = {kind for value in made.positional + tuple(made.named.values()) for kind, _ in tags_of(value)}
+        return derived([], frozenset({(SHARDS, made.ordinal)})) if SHARDED_PARAMETERS in kinds else None
+    wrapped = made is not None and made.name == SHARDED_WRAPPER
+    return None if wrapped or not is_in_parts(machine, held) else derived([], frozenset({(SHARDS, 0)}))
+
+
+def is_in_parts(machine: Machine, module: Value) -> bool:
+    """Return whether each rank certainly has a part of a module, which a strategy of the older wrapper may prevent."""
     options = list(options_of(module))
     how = machine.sharded.get(getattr(options[0], "number", 0)) if len(options) == 1 else None
-    wrapped = isinstance(module, ExternalObject) and module.name == SHARDED_WRAPPER
-    if how is None or wrapped or not (how.certain and how.gathers and how.with_data):
-        return None
-    return derived([], frozenset({(SHARDS, 0)}))
+    if how is None or not (how.certain and how.gathers and how.with_data):
+        return False
+    made = machine.object(options[0])
+    if made is None or made.name != SHARDED_WRAPPER:
+        return True
+    strategy = made.named.get("sharding_strategy", External("FULL_SHARD"))
+    known = made.complete and isinstance(strategy, External) and not strategy.name.endswith("NO_SHARD")
+    return known and (how.everywhere or (machine.meshes_divide and "device_mesh" in made.named))
 
 
 def clip_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:

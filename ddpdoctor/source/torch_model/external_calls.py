@@ -41,6 +41,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     never_none,
     only_of_files,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
@@ -64,6 +65,7 @@ from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_mode
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
     GROUP,
+    SHARDED_PARAMETERS,
     STARTS,
     WORLD_GROUP,
     Handler,
@@ -352,6 +354,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     if known is not None:
         return known
     result = members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+    if machine.sharded and name in ("parameters", "named_parameters") and sharding.is_in_parts(machine, receiver):
+        return tagged(result, frozenset({(SHARDED_PARAMETERS, 0)}))
     return never_none(result) if name in _MOVES else result
 
 

@@ -333,6 +333,8 @@ _MAKERS = frozenset({"from_pretrained", "from_config"})
 _OPENING = frozenset({"builtins.open", "io.open", "codecs.open", "gzip.open", "bz2.open", "lzma.open"})
 # Kinds of the tags of what names of files are made of.
 _OF_NAMES = frozenset({"clock", "random", "drawn"})
+SHARDED_PARAMETERS = "sharded-parameters"
+"""Kind of the tags of the parameters of a model that is certainly sharded, a part on each rank."""
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
 # Generators of random numbers that may be given a seed.
 _GENERATORS = frozenset({"random.Random", "numpy.random.RandomState", "numpy.random.default_rng"})
@@ -479,7 +481,7 @@ def origins_kept(value: Unknown) -> frozenset[Tag]:
     """Return the origins of its arguments that the result of a call which cannot be read keeps."""
     if not value.tags:
         return value.tags
-    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] in ("bare", SHARDED_PARAMETERS))
 
 
 def _is_zip(value: SequenceValue) -> bool:

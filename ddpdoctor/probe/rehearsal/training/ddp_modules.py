@@ -94,6 +94,8 @@ class Modules:
         """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
         self.beside: Callable[[], Iterator[tuple[int, str, Any]]] = lambda: iter(())
         """Yields the parameters of sharded modules in the form of ``parameters``."""
+        self.apart: dict[int, tuple[ReferenceType[Any], int, str]] = {}
+        """The same of sharded modules that a part of the job's ranks reduces; with -1 for a wrap what is ignored."""
         self.written: set[tuple[int, str]] = set()
         """Wrap and name of what a forward was seen to change in place, even where its version is not counted up."""
         self._steps: dict[int, int] = {}
@@ -170,9 +172,9 @@ class Modules:
             return -1, -1
         return reduction.number, reduction.training_forwards - 1
 
-    def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
-        """Return wrap and name of a parameter; None when no wrapped module holds it."""
-        known = self._named.get(id(parameter))
+    def name_of(self, parameter: Any, *, apart: bool = False) -> Optional[tuple[int, str]]:
+        """Return wrap and name of a parameter; None when no wrapped module holds it, be it one of those ``apart``."""
+        known = self._named.get(id(parameter)) or (self.apart.get(id(parameter)) if apart else None)
         return known[1:] if known is not None and known[0]() is parameter else None
 
     def parameters(self) -> Iterator[tuple[int, str, Any]]:
@@ -388,7 +390,10 @@ class ShardedModules:
         self._pace = pace
         self.newest = (-1, False)
         """The call chain of the newest forward, and whether it has no gradients."""
+        self.apart: dict[int, tuple[ReferenceType[Any], int, str]] = {}
         self._known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The call chain that made each module a unit."""
         self._of_a_part: set[int] = set()
         """Modules that only some ranks of the job share: others may be fed as they are, as by tensor parallelism."""
         self._steps: dict[int, int] = {}
@@ -410,11 +415,17 @@ class ShardedModules:
         state = getattr(module, "FSDPState", None)
         if state is not None and hasattr(state, "_root_pre_forward"):
             on_call(self._journal, state, "_root_pre_forward", after=self._state_entered, harms=("forwards",))
+            on_call(self._journal, state, "init", before=self._unit_made, harms=("sharded_modules",))
 
     def _hook_wrapper(self, module: ModuleType) -> None:
-        on_call(
-            self._journal, module.FullyShardedDataParallel, "forward", before=self._wrapper_entered, harms=("forwards",)
-        )
+        wrapper = module.FullyShardedDataParallel
+        on_call(self._journal, wrapper, "forward", before=self._wrapper_entered, harms=("forwards",))
+        on_call(self._journal, wrapper, "__init__", after=self._unit_made, harms=("sharded_modules",))
+
+    def _unit_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        made = arguments[0] if hasattr(arguments[0], "named_parameters") else arguments[1]
+        for module in made if isinstance(made, (list, tuple)) else (made,):
+            self._made[module] = self._journal.site(frame)
 
     def _state_entered(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Note the forward of the outermost module; the ones inside of it come here, too."""
@@ -438,7 +449,13 @@ class ShardedModules:
         if module not in self._known:
             self._known[module] = FIRST - len(self._known)
             shape = journal.guarded(
-                lambda: {**shape_of(), "replicas": _replicas_of(module)}, harms=("sharded_modules",)
+                lambda: {
+                    **shape_of(),
+                    "replicas": _replicas_of(module),
+                    "ignored": self._note_parts(module),
+                    "inputs": self._digest(inputs),
+                },
+                harms=("sharded_modules",),
             )
             if shape is not None:
                 journal.event("sharded_module", module=self._known[module], site=site, **shape)
@@ -468,6 +485,23 @@ class ShardedModules:
                 looped=looped,
             )
 
+    def _note_parts(self, module: Any) -> list[str]:
+        """Note the units whose gradients a part of the job's ranks reduces; return the parameters that are in none."""
+        world, number, managed = self._torch.distributed.get_world_size(), self._known[module], set[int]()
+        named = {name.replace("_fsdp_wrapped_module.", ""): p for name, p in module.named_parameters()}
+        for part in module.modules():
+            for parameters, reach, unit in _units_of(part):
+                own = set(map(id, parameters))
+                managed |= own
+                held = {name: p for name, p in named.items() if id(p) in own and reach < world}
+                self.apart.update((id(p), (ref(p), number, name)) for name, p in held.items())
+                unit["digests"] = {n: tensor_digest(getattr(p, "_local_tensor", p), 1 << 15) for n, p in held.items()}
+                if held:
+                    self._journal.event("sharded_part", module=number, site=self._made.get(part, -1), **unit)
+        left = {name: p for name, p in named.items() if id(p) not in managed and not hasattr(p, "_local_tensor")}
+        self.apart.update((id(p), (ref(p), -1, name)) for name, p in left.items())
+        return [name for name, p in left.items() if p.requires_grad]
+
     def _digest(self, inputs: tuple[Any, ...]) -> str:
         from ...observed import leaves
 
@@ -476,18 +510,53 @@ class ShardedModules:
 
 def _shape_of(state: Any) -> dict[str, Any]:
     """Return what is known of a module and of the ranks that hold the parts inside of it."""
-    states = state._state_ctx.all_states
-    groups = [
-        group for one in states for group in (getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group])
-    ]
-    groups = [group for group in groups if group is not None]
     module = state._modules[0]
-    meshes = [group.mesh_info.mesh for group in groups]
+    meshes = [group.mesh_info.mesh for one in state._state_ctx.all_states for group in _groups_of(one)]
     return {
         "module_class": type(module).__name__.partition("FSDP")[2] or type(module).__name__,
         "by": "fully_shard",
         "ranks": sorted({int(rank) for mesh in meshes for rank in mesh.mesh.flatten().tolist()}),
     }
+
+
+def _units_of(part: Any) -> Iterator[tuple[list[Any], int, dict[str, Any]]]:
+    """Yield the parameters that a module shards as a unit, how many ranks reduce their gradients, and which and why.
+
+    The older wrapper shards nothing in a group of one rank, and then forgets the other dimension of a hybrid.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    handle: Any = getattr(part, "_handle", None)
+    if hasattr(handle, "flat_param"):
+        across = getattr(part, "_inter_node_pg", None)
+        ranks = distributed.get_process_group_ranks(handle.process_group)
+        copies = 1 if across is None else across.size()
+        lost = copies > 1 and not handle.uses_sharded_strategy
+        unit = {
+            "ranks": ranks,
+            "place": [handle.rank, handle.world_size],
+            "why": "hybrid" if lost else _cut_from(part._device_mesh),
+        }
+        yield [handle.flat_param, *(handle.flat_param._params or ())], len(ranks) * (1 if lost else copies), unit
+    own = getattr(part, "_get_fsdp_state", lambda: None)()
+    for group in _groups_of(own) if own is not None and own._modules[0] is part else ():
+        info = group.mesh_info
+        ranks = info.mesh.mesh.flatten().tolist()
+        place = [getattr(info, "shard_mesh_rank", 0), getattr(info, "shard_mesh_size", 1)]
+        yield (
+            [one.sharded_param for one in group.fsdp_params],
+            len(ranks),
+            {"ranks": ranks, "place": place, "why": _cut_from(info.mesh)},
+        )
+
+
+def _cut_from(mesh: Any) -> str:
+    whole = getattr(mesh, "_get_root_mesh", lambda: None)()
+    return "mesh" if whole is not None and whole.size() > mesh.size() else "group"
+
+
+def _groups_of(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
 
 
 def _replicas_of(module: Any) -> list[tuple[list[int], dict[str, str]]]:

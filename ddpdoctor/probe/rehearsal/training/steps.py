@@ -401,7 +401,7 @@ class Replicas:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 shape = "x".join(map(str, parameter.shape)) or "scalar"
-                owner = self._owner(parameter) or (-1, f"parameter {len(named)} ({shape})")
+                owner = self._modules.name_of(parameter, apart=True) or (-1, f"parameter {len(named)} ({shape})")
                 named.append((*owner, parameter))
         named += self._changed(named)
         stride = -(-len(named) // MOST_TENSORS)
@@ -435,7 +435,8 @@ class Replicas:
         share = None if total <= MOST_BYTES else max(64, MOST_BYTES // len(tensors))
         by_wrap: dict[int, dict[str, str]] = {}
         for wrap, name, tensor in tensors:
-            digest = tensor_digest(tensor, share)
+            # Of shards the ranks that hold the same ones are compared, and only where not all ranks reduce together.
+            digest = tensor_digest(_own_part(tensor) if wrap < -1 else tensor, share)
             if digest:
                 by_wrap.setdefault(wrap, {})[name] = digest
         return by_wrap
