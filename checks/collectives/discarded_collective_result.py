@@ -135,9 +135,17 @@ _VIEWS = frozenset({"data", "detach", "view", "view_as", "reshape", "flatten", "
 _KEEPS = frozenset({"append", "extend", "put", "len", "id", "isinstance", "record_stream", "list", "tuple", "zip"})
 _DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _PARTS = (ast.Name, ast.Attribute, ast.Subscript)
-_READING = (
-    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.AugAssign, ast.FormattedValue, ast.If, ast.While),
-    *(ast.Call, ast.keyword, ast.comprehension),
+_PASSES_ON = (
+    *_DISPLAYS,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Yield,
+    ast.For,
+    ast.Expr,
+    ast.Delete,
+    ast.Subscript,
+    ast.ListComp,
 )
 _RETURNED = "return"
 _Found: TypeAlias = "tuple[Module, ast.AST] | None"
@@ -147,20 +155,20 @@ def _not_waited_for(projection: Projection) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     for event in projection.of_kind("call"):
         given = (*event.positional, event.named.get("async_op", NONE))
-        if event.node in seen or (event.name not in COLLECTIVES and event.name != _RECEIVES):
+        starts = event.name in COLLECTIVES and any(constant(one) is True for one in given)
+        if event.node in seen or not (starts or event.name == _RECEIVES):
             continue
-        if event.name == _RECEIVES or any(constant(one) is True for one in given):
-            holder, use = _Handle(projection.machine.script, event).used()
-            if use is not None:
-                seen.add(event.node)
-                how = "only later is its handle waited for" if holder else "nothing waits for the handle it returns"
-                yield CHECK.finding(
-                    "source",
-                    f"{event.name.rpartition('.')[2]} may still run when its tensor is used: {how}",
-                    remedy=_SOONER if holder else _KEEP,
-                    locations=event.location,
-                    because=((f"`{use[0].excerpt(use[1], 60)}` needs what it writes", use[0].location(use[1])),),
-                )
+        holder, use = _Handle(projection.machine.script, event).used()
+        if use is not None:
+            seen.add(event.node)
+            how = "only later is its handle waited for" if holder else "nothing waits for the handle it returns"
+            yield CHECK.finding(
+                "source",
+                f"{event.name.rpartition('.')[2]} may still run when its tensor is used: {how}",
+                remedy=_SOONER if holder else _KEEP,
+                locations=event.location,
+                because=((f"`{use[0].excerpt(use[1], 60)}` needs what it writes", use[0].location(use[1])),),
+            )
 
 
 class _Handle:
@@ -197,10 +205,9 @@ class _Handle:
         function = function_around(module, made)
         if not isinstance(holder, ast.Name) or (function is module.tree and module is not self._script.entry):
             return None
-        new = (*_DISPLAYS, ast.ListComp)
         assigned = (pair for one in nodes_of(function) if isinstance(one, ast.Assign) for pair in pairs_of(one))
         values = [value for to, value in assigned if last_name(to) == holder.id]
-        if is_part and not (values and all(isinstance(one, new) for one in values)):
+        if is_part and not (values and all(isinstance(one, (*_DISPLAYS, ast.ListComp)) for one in values)):
             return None  # What is put into a list of others, they may wait for.
         looks = [one for one in _looks(module, holder) if function in module.ancestors(one)]
         if any(function_around(module, one) is not function for one in looks):
@@ -235,7 +242,8 @@ class _Handle:
                 return None
             for one in nodes:
                 is_tensor = isinstance(one, _PARTS) and ast.unparse(one) in self._tensors
-                if (is_tensor and self._reads(module, one)) or (self._of_gradients and _reads_gradients(one)):
+                steps = isinstance(one, ast.Call) and last_name(one.func) in ("step", "clip_grad_norm_")
+                if (is_tensor and self._reads(module, one)) or (steps and self._of_gradients):
                     return module, one
             if isinstance(statement, ast.Return) and statement.value is not None:
                 returned = ast.unparse(_bare(statement.value)) in self._tensors
@@ -266,7 +274,7 @@ class _Handle:
         if isinstance(around, ast.Attribute):
             return around.attr not in _OF_FORM | _KEEPS
         last = last_name(around.func) if isinstance(around, ast.Call) else ""
-        if not isinstance(around, _READING) or last in _KEEPS or f"torch.distributed.{last}" in COLLECTIVES:
+        if isinstance(around, _PASSES_ON) or last in _KEEPS or f"torch.distributed.{last}" in COLLECTIVES:
             return False
         tests = (ast.unparse(one.test) for one in module.ancestors(node) if isinstance(one, (ast.If, ast.IfExp)))
         of_source = self._event.name.endswith(".broadcast")  # It has all the while what the others get.
@@ -314,11 +322,10 @@ def _names_that_wait(script: Script) -> frozenset[str]:
     """Return the names of the functions of a script that may wait for what was started, themselves or in others."""
     functions = [one for module in script.modules for one in module.index.of(ast.FunctionDef)]
     calls = {one: {last_name(each.func) for each in descend(one) if isinstance(each, ast.Call)} for one in functions}
-    found, more = frozenset[str](), frozenset({""})
-    while not more <= found:
+    found = {one.name for one in functions if any(map(_WAITS.match, calls[one]))}
+    while more := {one.name for one in functions if calls[one] & found} - found:
         found |= more
-        more = frozenset(one.name for one in functions if calls[one] & found or any(map(_WAITS.match, calls[one])))
-    return found - {""}
+    return frozenset(found)
 
 
 def _after(module: Module, node: ast.AST) -> list[tuple[ast.stmt, list[ast.AST]]]:
@@ -337,8 +344,3 @@ def _after(module: Module, node: ast.AST) -> list[tuple[ast.stmt, list[ast.AST]]
             statement = next(up for up in (one, *module.ancestors(one)) if isinstance(up, ast.stmt))
             found.setdefault(statement, []).append(one)
     return sorted(found.items(), key=lambda entry: (entry[0].lineno, entry[0].col_offset))
-
-
-def _reads_gradients(node: ast.AST) -> bool:
-    last = last_name(node.func) if isinstance(node, ast.Call) else ""
-    return last == "clip_grad_norm_" or (last == "step" and "opt" in ast.unparse(node).lower())

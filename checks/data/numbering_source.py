@@ -119,6 +119,7 @@ class _Finder:
         self._modules = modules
         self._orders = SetOrders(modules)
         self._leading: dict[str, bool] = {}
+        self._decided: dict[tuple[ast.AST, bool], _Use | None] = {}
         self._collating = frozenset(
             last_name(word.value)
             for module in modules
@@ -174,8 +175,14 @@ class _Finder:
         certain = is_bytes or last in ("id", "str", "repr", "encode") or last_name(declared or node) in ("str", "bytes")
         return certain or self._orders.is_text(module, node)
 
-    def decided(self, module: Module, node: ast.AST, part: bool = False, depth: int = 0) -> _Use | None:
+    def decided(self, module: Module, node: ast.AST, part: bool = False) -> _Use | None:
         """Return where a number becomes data or a seed, or a part of it (``hash(key) % 10``) chooses what is done."""
+        if (node, part) not in self._decided:
+            self._decided[node, part] = None  # What comes to itself again decides nothing by that.
+            self._decided[node, part] = self._decides(module, node, part)
+        return self._decided[node, part]
+
+    def _decides(self, module: Module, node: ast.AST, part: bool) -> _Use | None:
         around, function, uses = module.parents[node], module.body_around(node), list[_Use]()
         last = last_name(around.func) if isinstance(around, ast.Call) and node is not around.func else ""
         target = around.targets[0] if isinstance(around, ast.Assign) else getattr(around, "func", None)
@@ -183,7 +190,7 @@ class _Finder:
             target = getattr(target, "value", None)  # A list or a dict, or what else takes it.
         elif last:
             target = None
-        if depth > _DEEPEST or (isinstance(target, NAMED) and is_settled(module, target)):
+        if isinstance(target, NAMED) and is_settled(module, target):
             return None
         part = part or (isinstance(around, ast.BinOp) and isinstance(around.op, _PARTS))
         compared = isinstance(around, ast.Compare) and not isinstance(around.ops[0], (ast.In, ast.NotIn))
@@ -206,7 +213,7 @@ class _Finder:
             nodes = descend(function) if isinstance(target, ast.Name) else module.nodes
             names = [one for one in nodes if isinstance(one, NAMED) and ast.unparse(one) == ast.unparse(target)]
             uses = [(module, one) for one in names if isinstance(one.ctx, ast.Load)]
-        found = (self.decided(home, one, part, depth + (one is not around)) for home, one in uses)
+        found = (self.decided(home, one, part) for home, one in uses)
         return next((one for one in found if one is not None), None)
 
     def becomes_data(self, module: Module, node: ast.AST) -> bool:
