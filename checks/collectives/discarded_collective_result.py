@@ -1,23 +1,25 @@
-"""The result of a collective is discarded.
+"""The result of a collective is discarded, or used before it is there.
 
 What it finds
     A collective that returns its result (Horovod's `allreduce`, functional collectives, those of
     `torch.distributed.nn`, Accelerate's `gather` and `reduce`) called as a statement on a variable that is used
-    afterwards as if it had been changed in place.
+    afterwards as if it had been changed in place. Also one with `async_op=True`, or `irecv`, whose tensor is used
+    before anything waits for the handle that it returns, or though nothing ever does.
 
 Why it is bad
     The variable still holds this rank's own value. Nothing fails: gradients are not averaged, or rank 0's metric is
-    reported as the job's.
+    reported as the job's. After an asynchronous call it holds what has arrived by then.
 
 Example
     hvd.allreduce(loss)                 # returns the average; loss stays local
     print(loss.item())
 
 Remedy
-    Assign the result (loss = hvd.allreduce(loss)), or call the in-place form (hvd.allreduce_, dist.all_reduce).
+    Assign the result (loss = hvd.allreduce(loss)), or call the in-place form (hvd.allreduce_, dist.all_reduce). Keep
+    the handle of an asynchronous call, and call its wait() before the use.
 
 When it is wrong
-    If the call only serves to synchronise the ranks.
+    If the call only serves to synchronise the ranks, or code that was not followed waits for the device.
 
 References
     https://horovod.readthedocs.io/en/stable/api.html#module-horovod.torch
@@ -28,20 +30,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from ddpdoctor.check import Check
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.projection import project
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, constant
+from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.queries.origins import NAMED, pairs_of
+from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.vocabulary import COLLECTIVES, text_hints_at_ranks
 
 CHECK = Check(
     code="DDP315",
     name="discarded-collective-result",
     severity={"source": Severity.ERROR},
     subjects=("collectives",),
-    triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across"),
+    triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across", "irecv"),
 )
 
 
@@ -76,8 +84,9 @@ _OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_acros
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report collectives whose result no one takes."""
+    """Report collectives whose result no one takes, or waits for."""
     projection = project(script)
+    yield from _not_waited_for(projection)
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
         for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
@@ -98,12 +107,8 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
     if not isinstance(statement, ast.Expr) or not call.args or not isinstance(call.args[0], (ast.Name, ast.Attribute)):
         return
     name = ast.unparse(call.args[0])
-    last = statement.end_lineno or statement.lineno
-    uses = [
-        node
-        for node in nodes_of(function_around(module, call))
-        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name and node.lineno > last
-    ]
+    after = (node for _, nodes in _after(module, call) for node in nodes)
+    uses = [node for node in after if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name]
     first = min(uses, key=lambda node: (node.lineno, node.col_offset), default=None)
     if first is not None and isinstance(first.ctx, ast.Load):
         yield CHECK.finding(
@@ -112,3 +117,228 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
             locations=module.location(call),
             because=(f"`{name}` is used here, with this rank's own value", module.location(first)),
         )
+
+
+# Asynchronous calls whose tensor is used before anything waits for the handle that they return.
+
+_KEEP = "Keep what the call returns, and wait for it before the use: handle = ..., then handle.wait()."
+_SOONER = "Call wait() of what the call returns before the first use."
+_RECEIVES = "torch.distributed.irecv"
+# After these calls what was started before is done, or may be: of a handle, of the device, of all ranks.
+_WAITS = regex(r"^(wait(_\w+)?|\w*synchronize|\w*barrier|is_completed|get_future|destroy_process_group)$")
+# What collectives call the tensor that they write; a later one of these is what others of them read.
+_WRITTEN = ("gather_list", "tensor_list", "output_tensor_list", "output_tensor", "output", "tensor")
+# What is there of a tensor before its numbers are, views of it, and what only keeps it.
+_OF_FORM = frozenset({"shape", "size", "numel", "dim", "ndim", "dtype", "device", "element_size", "backward"})
+_VIEWS = frozenset({"data", "detach", "view", "view_as", "reshape", "flatten", "chunk", "split", "unbind", "narrow"})
+_KEEPS = frozenset({"append", "extend", "put", "len", "id", "isinstance", "record_stream", "list", "tuple", "zip"})
+_DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
+_PARTS = (ast.Name, ast.Attribute, ast.Subscript)
+_PASSES_ON = (
+    *_DISPLAYS,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Yield,
+    ast.For,
+    ast.Expr,
+    ast.Delete,
+    ast.Subscript,
+    ast.ListComp,
+)
+_RETURNED = "return"
+_Found: TypeAlias = "tuple[Module, ast.AST] | None"
+
+
+def _not_waited_for(projection: Projection) -> Iterator[Finding]:
+    seen: set[ast.AST] = set()
+    for event in projection.of_kind("call"):
+        given = (*event.positional, event.named.get("async_op", NONE))
+        starts = event.name in COLLECTIVES and any(constant(one) is True for one in given)
+        if event.node in seen or not (starts or event.name == _RECEIVES):
+            continue
+        holder, use = _Handle(projection.machine.script, event).used()
+        if use is not None:
+            seen.add(event.node)
+            how = "only later is its handle waited for" if holder else "nothing waits for the handle it returns"
+            yield CHECK.finding(
+                f"{event.name.rpartition('.')[2]} may still run when its tensor is used: {how}",
+                remedy=_SOONER if holder else _KEEP,
+                locations=event.location,
+                because=((f"`{use[0].excerpt(use[1], 60)}` needs what it writes", use[0].location(use[1])),),
+            )
+
+
+class _Handle:
+    """Follows the handle and the tensors of one asynchronous call through the statements that come after it."""
+
+    def __init__(self, script: Script, event: Event) -> None:
+        self._script, self._event, self._callers = script, event, list(event.chain[1:])
+        self._tensors = set(_tensors_of(event))
+        self._of_gradients = any(".grad" in one for one in self._tensors)
+
+    def used(self) -> tuple[str | None, _Found]:
+        """Return which variable holds the handle, if any, and what uses the tensor before that is waited for."""
+        place: _Found = (self._event.module, self._event.node)
+        if not self._tensors or any("coalescing" in ast.unparse(one.node) for one in self._event.contexts):
+            return None, None
+        while place is not None and (holder := self._holder(*place)) == _RETURNED:
+            place = self._caller(*place)
+        return (None, None) if place is None or holder is None else (holder, self._use(*place, holder))
+
+    def _holder(self, module: Module, made: ast.AST) -> str | None:
+        """Return which variable of its function holds a handle; empty where nothing does, None where that is open."""
+        around = module.parents.get(made)
+        if isinstance(around, _DISPLAYS) or (isinstance(around, ast.ListComp) and made is around.elt):
+            return self._holder(module, around)
+        if isinstance(around, (ast.Expr, ast.Return)):
+            return "" if isinstance(around, ast.Expr) else _RETURNED
+        target = around.targets[0] if isinstance(around, ast.Assign) else getattr(around, "func", None)
+        is_part = isinstance(target, ast.Subscript) or getattr(target, "attr", "") == "append"
+        if target is None or (isinstance(around, ast.Call) and not is_part):
+            return None
+        holder = getattr(target, "value", target) if is_part else target
+        if isinstance(holder, ast.Attribute):
+            return None if any(_looks(one, holder) for one in self._script.modules) else ""
+        function = function_around(module, made)
+        if not isinstance(holder, ast.Name) or (function is module.tree and module is not self._script.entry):
+            return None
+        assigned = (pair for one in nodes_of(function) if isinstance(one, ast.Assign) for pair in pairs_of(one))
+        values = [value for to, value in assigned if last_name(to) == holder.id]
+        if is_part and not (values and all(isinstance(one, (*_DISPLAYS, ast.ListComp)) for one in values)):
+            return None  # What is put into a list of others, they may wait for.
+        looks = [one for one in _looks(module, holder) if function in module.ancestors(one)]
+        if any(function_around(module, one) is not function for one in looks):
+            return None
+        returned = bool(looks) and all(isinstance(module.parents[one], ast.Return) for one in looks)
+        return _RETURNED if returned else holder.id if looks else ""
+
+    def _caller(self, module: Module, node: ast.AST) -> _Found:
+        """Return the call that runs the function around a node here, with the tensors by their names there."""
+        function = function_around(module, node)
+        if not self._callers or not isinstance(function, ast.FunctionDef):
+            return None
+        frame = self._callers.pop(0)
+        home = next((one for one in self._script.modules if str(one.path) == frame.file), module)
+        named = home.calls_by_name.get(function.name, ()) if "__" not in function.name else home.index.of(ast.Call)
+        calls = [one for one in named if one.lineno == frame.line]
+        if len(calls) != 1:
+            return None
+        call, names = calls[0], [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        given = {word.arg or "": word.value for word in call.keywords}
+        given.update(zip(names, [owner, *call.args] if names[:1] == ["self"] else call.args, strict=False))
+        parts = [one.partition(".") for one in self._tensors]
+        self._tensors = {ast.unparse(given[root]) + dot + rest for root, dot, rest in parts if root in given}
+        return home, call
+
+    def _use(self, module: Module, made: ast.AST, holder: str) -> _Found:
+        """Return the first use after a call, in its function or, of what is dropped, in the functions before it."""
+        returned = False
+        for statement, nodes in _after(module, made):
+            if any(getattr(one, "id", None) == holder or self._waits(one) for one in nodes):
+                return None
+            for one in nodes:
+                is_tensor = isinstance(one, _PARTS) and ast.unparse(one) in self._tensors
+                steps = isinstance(one, ast.Call) and last_name(one.func) in ("step", "clip_grad_norm_")
+                if (is_tensor and self._reads(module, one)) or (steps and self._of_gradients):
+                    return module, one
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                returned = ast.unparse(_bare(statement.value)) in self._tensors
+            written = {ast.unparse(one) for one in nodes if isinstance(getattr(one, "ctx", None), ast.Store)}
+            parsed = {one: descend(ast.parse(one, mode="eval").body) for one in self._tensors}
+            self._tensors = {one for one, parts in parsed.items() if written.isdisjoint(map(ast.unparse, parts))}
+        found = None if holder else self._caller(module, made)
+        if found is None or (returned and self._reads(*found)):
+            return found
+        if returned:
+            self._tensors |= {ast.unparse(one) for one in getattr(found[0].parents[found[1]], "targets", ())}
+        return self._use(*found, "")
+
+    def _waits(self, call: ast.AST) -> bool:
+        """Return whether a call may wait: a collective does, too, where they come one after another."""
+        last = last_name(call.func) if isinstance(call, ast.Call) else ""
+        collective = f"torch.distributed.{last}" in COLLECTIVES and "async_op" not in ast.unparse(call)
+        return collective or _WAITS.match(last) is not None or last in _names_that_wait(self._script)
+
+    def _reads(self, module: Module, node: ast.AST) -> bool:
+        """Return whether the numbers of a tensor are needed where it is named, and not only a view of it is made."""
+        around = module.parents[node]
+        if isinstance(around, ast.Attribute) and around.attr in _VIEWS:
+            outer = module.parents[around]
+            return self._reads(module, outer if isinstance(outer, ast.Call) and outer.func is around else around)
+        if isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Load):
+            return node is not around.value or self._reads(module, around)
+        if isinstance(around, ast.Attribute):
+            return around.attr not in _OF_FORM | _KEEPS
+        last = last_name(around.func) if isinstance(around, ast.Call) else ""
+        if isinstance(around, _PASSES_ON) or last in _KEEPS or f"torch.distributed.{last}" in COLLECTIVES:
+            return False
+        tests = (ast.unparse(one.test) for one in module.ancestors(node) if isinstance(one, (ast.If, ast.IfExp)))
+        of_source = self._event.name.endswith(".broadcast")  # It has all the while what the others get.
+        is_none = isinstance(around, ast.Compare) and isinstance(around.ops[0], (ast.Is, ast.IsNot))
+        return not is_none and not (of_source and any(map(text_hints_at_ranks, tests)))
+
+
+def _tensors_of(event: Event) -> Iterator[str]:
+    """Yield the tensors that a call writes, and what they are views of, as the function around it names them."""
+    call, how = event.node, COLLECTIVES.get(event.name)
+    if not isinstance(call, ast.Call):
+        return
+    written = [call.args[place] for place in (how.writes if how else (0,)) if place < len(call.args)]
+    if not written and (how is None or how.writes):
+        given = {word.arg: word.value for word in call.keywords}
+        written = [given[name] for name in _WRITTEN if name in given][:1]
+    assigned = [one for one in nodes_of(function_around(event.module, call)) if isinstance(one, ast.Assign)]
+    for part in (part for one in written for part in getattr(one, "elts", [one])):
+        name = ast.unparse(_bare(part))
+        values = [_bare(value) for each in assigned for to, value in pairs_of(each) if ast.unparse(to) == name]
+        yield from (ast.unparse(value) for value in values if len(values) == 1 and isinstance(value, NAMED))
+        if isinstance(_bare(part), _PARTS):
+            yield name
+
+
+def _bare(node: ast.expr) -> ast.expr:
+    """Return the tensor that an expression is, or is a view of."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("list", "tuple") and node.args:
+        return _bare(node.args[0])
+    method = node.func if isinstance(node, ast.Call) else node
+    return _bare(method.value) if isinstance(method, ast.Attribute) and method.attr in _VIEWS else node
+
+
+def _looks(module: Module, holder: ast.Name | ast.Attribute) -> list[ast.AST]:
+    """Return the places where a variable, or an attribute of any object, is looked at, and not only filled."""
+    named = [one for one in module.index.of(type(holder)) if last_name(one) == last_name(holder)]
+    around = [(one, module.parents[one]) for one in named if isinstance(one.ctx, ast.Load)]
+    fills = [one for one, up in around if getattr(up, "attr", "") in ("append", "extend", "clear")]
+    fills += [one for one, up in around if isinstance(getattr(up, "ctx", None), ast.Store) and up.value is one]  # type: ignore[attr-defined]
+    return [one for one, _ in around if one not in fills]
+
+
+@once
+def _names_that_wait(script: Script) -> frozenset[str]:
+    """Return the names of the functions of a script that may wait for what was started, themselves or in others."""
+    functions = [one for module in script.modules for one in module.index.of(ast.FunctionDef)]
+    calls = {one: {last_name(each.func) for each in descend(one) if isinstance(each, ast.Call)} for one in functions}
+    found = {one.name for one in functions if any(map(_WAITS.match, calls[one]))}
+    while more := {one.name for one in functions if calls[one] & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def _after(module: Module, node: ast.AST) -> list[tuple[ast.stmt, list[ast.AST]]]:
+    """Return the statements that run after a node in its function, in order, each with the nodes of its own."""
+    function, first, last = function_around(module, node), getattr(node, "end_lineno", 0), len(module.lines)
+    for inner in (node, *module.ancestors(node)):
+        if inner is function:
+            break
+        blocks = (one for one in vars(module.parents[inner]).values() if isinstance(one, list) and inner in one)
+        jumps = [one for one in next(blocks, []) if isinstance(one, (ast.Return, ast.Raise, ast.Break, ast.Continue))]
+        # What stands behind such a one is on another path.
+        last = min([last, *(one.end_lineno or 0 for one in jumps if one.lineno > first)])
+    found: dict[ast.stmt, list[ast.AST]] = {}
+    for one in nodes_of(function):
+        if first < getattr(one, "lineno", 0) <= last and not module.in_other_arms(node, one):
+            statement = next(up for up in (one, *module.ancestors(one)) if isinstance(up, ast.stmt))
+            found.setdefault(statement, []).append(one)
+    return sorted(found.items(), key=lambda entry: (entry[0].lineno, entry[0].col_offset))

@@ -1,4 +1,4 @@
-"""Words, labels and samples that every rank numbers by the order of a set, which is another one in every process."""
+"""What every rank numbers or chooses by the order of a set, a hash or an address: each process has another one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
-from ddpdoctor.source.queries.set_order import SetOrders, fixes_order
+from ddpdoctor.source.queries.origins import NAMED
+from ddpdoctor.source.queries.set_order import SetOrders, fixes_order, is_settled
+from ddpdoctor.source.ranks.rank_local_values import TAKES_SEED
 from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.script import says
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 # Functions that make a tensor or an array of numbers.
@@ -31,6 +34,20 @@ _MAKES_TENSOR = frozenset(
 )
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEPEST = 6
+# Expressions that hold a number, or are made of one, and go where they go; and those that make a bucket of it.
+_HANDS_ON = (
+    ast.Tuple,
+    ast.List,
+    ast.ListComp,
+    ast.GeneratorExp,
+    ast.IfExp,
+    ast.UnaryOp,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.keyword,
+)
+_PARTS = (ast.Mod, ast.BitAnd, ast.Div, ast.FloorDiv, ast.RShift)
+_Use = tuple[Module, ast.AST]
 
 
 class Numbering(msgspec.Struct, frozen=True, eq=False):
@@ -40,16 +57,19 @@ class Numbering(msgspec.Struct, frozen=True, eq=False):
     node: ast.AST
     """What gives the numbers."""
     order: ast.expr
-    use: tuple[Module, ast.expr]
+    use: tuple[Module, ast.AST]
     wrap: Event
+    salted: bool = False
+    """It is a hash of a text, or an address."""
 
 
-def numbered_in_set_order(projection: Projection) -> Iterator[Numbering]:
-    """Yield what is numbered in the order of a set, once each, in a script whose ranks train one model with DDP."""
+def numbered_apart(projection: Projection) -> Iterator[Numbering]:
+    """Yield what is numbered in a set's order, or by a hash, once each, in a script whose ranks train with DDP."""
     wrap = next(projection.in_course("wrap"), None)
     if wrap is None or fixes_order(projection.machine.script):
         return
     modules = projection.machine.script.modules
+    own = {one.name for module in modules for one in module.tree.body if isinstance(one, ast.FunctionDef)}
     finder = _Finder(modules)
     seen: set[ast.AST] = set()
     for module in modules:
@@ -60,6 +80,12 @@ def numbered_in_set_order(projection: Projection) -> Iterator[Numbering]:
             if found is not None and found[1] not in seen and not _is_of_some_ranks(*found[:2]):
                 seen.add(found[1])
                 yield Numbering(*found, (module, number), wrap)
+        for call in (*module.calls_by_name.get("hash", ()), *module.calls_by_name.get("id", ())):
+            if isinstance(call.func, ast.Name) and call.func.id not in own and finder.is_salted(module, call):
+                by_rank = text_hints_at_ranks(ast.unparse(call)) or _is_of_some_ranks(module, call)
+                use = None if by_rank else finder.decided(module, call)
+                if use is not None:
+                    yield Numbering(module, call, call, use, wrap, salted=True)
 
 
 def _numbers_asked(module: Module) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -93,6 +119,7 @@ class _Finder:
         self._modules = modules
         self._orders = SetOrders(modules)
         self._leading: dict[str, bool] = {}
+        self._decided: dict[tuple[ast.AST, bool], _Use | None] = {}
         self._collating = frozenset(
             last_name(word.value)
             for module in modules
@@ -135,6 +162,59 @@ class _Finder:
             if fills and self._orders.is_lost(module, order):
                 return module, loop, order
         return None
+
+    def is_salted(self, module: Module, node: ast.expr) -> bool:
+        """Return whether something is a text or bytes, made of such, or its hash; or an address."""
+        last = last_name(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, (ast.Tuple, ast.List)) or last in ("hash", "tuple", "frozenset"):
+            return any(self.is_salted(module, one) for one in getattr(node, "elts", getattr(node, "args", ())))
+        arguments = getattr(module.body_around(node), "args", None)
+        known = {one.arg: one.annotation for one in arguments.args} if isinstance(arguments, ast.arguments) else {}
+        declared = known.get(node.id) if isinstance(node, ast.Name) else None
+        is_bytes = isinstance(node, ast.Constant) and isinstance(node.value, bytes)
+        certain = is_bytes or last in ("id", "str", "repr", "encode") or last_name(declared or node) in ("str", "bytes")
+        return certain or self._orders.is_text(module, node)
+
+    def decided(self, module: Module, node: ast.AST, part: bool = False) -> _Use | None:
+        """Return where a number becomes data or a seed, or a part of it (``hash(key) % 10``) chooses what is done."""
+        if (node, part) not in self._decided:
+            self._decided[node, part] = None  # What comes to itself again decides nothing by that.
+            self._decided[node, part] = self._decides(module, node, part)
+        return self._decided[node, part]
+
+    def _decides(self, module: Module, node: ast.AST, part: bool) -> _Use | None:
+        around, function, uses = module.parents[node], module.body_around(node), list[_Use]()
+        last = last_name(around.func) if isinstance(around, ast.Call) and node is not around.func else ""
+        target = around.targets[0] if isinstance(around, ast.Assign) else getattr(around, "func", None)
+        if isinstance(target, ast.Subscript) or last == "append":
+            target = getattr(target, "value", None)  # A list or a dict, or what else takes it.
+        elif last:
+            target = None
+        if isinstance(target, NAMED) and is_settled(module, target):
+            return None
+        part = part or (isinstance(around, ast.BinOp) and isinstance(around.op, _PARTS))
+        compared = isinstance(around, ast.Compare) and not isinstance(around.ops[0], (ast.In, ast.NotIn))
+        item = isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Load)
+        if last in _MAKES_TENSOR | TAKES_SEED:
+            sent = getattr(module.parents[around], "targets", [None])[0]
+            return None if isinstance(sent, NAMED) and is_settled(module, sent) else (module, around)
+        if isinstance(around, _HANDS_ON) or last in ("abs", "int", "float") or (part and (compared or item)):
+            uses = [(module, around)]
+        elif isinstance(around, (ast.If, ast.comprehension)) and part and node is not getattr(around, "iter", None):
+            body = getattr(around, "body", [around])
+            said = [one for one in body if isinstance(getattr(one, "value", None), ast.Call) and says(one.value)]
+            return (module, node) if len(said) < len(body) else None
+        elif isinstance(around, (ast.Return, ast.Yield)) and isinstance(function, _FUNCTIONS):
+            cls = module.parents[function]
+            if isinstance(cls, ast.ClassDef) and _gives_items(cls) and function.name in ("__getitem__", "__iter__"):
+                return module, around
+            uses = [(home, call) for home in self._modules for call in home.calls_by_name.get(function.name, ())]
+        elif isinstance(target, NAMED):
+            nodes = descend(function) if isinstance(target, ast.Name) else module.nodes
+            names = [one for one in nodes if isinstance(one, NAMED) and ast.unparse(one) == ast.unparse(target)]
+            uses = [(module, one) for one in names if isinstance(one.ctx, ast.Load)]
+        found = (self.decided(home, one, part) for home, one in uses)
+        return next((one for one in found if one is not None), None)
 
     def becomes_data(self, module: Module, node: ast.AST) -> bool:
         """Return whether a number is put into a tensor, or given by a data set or by what makes batches."""

@@ -4,8 +4,9 @@ What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
     without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
     shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Or words or labels that each
-    rank numbers in the order of a set of texts, and gives a model of DDP by these numbers. In a run: data sets of
-    different lengths, different subsets, or the same rows in different orders.
+    rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and gives a model of DDP by these
+    numbers; or a seed or a split that depends on such a hash. In a run: data sets of different lengths, different
+    subsets, or the same rows in different orders.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -50,7 +51,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, makes_sets
+from ddpdoctor.source.script.script import Script, calls_any, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
@@ -71,10 +72,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers over data sets that differ between ranks."""
     projection = whole_projection(script)
     yield from CHECK.suspected(rank_datasets(projection))
-    if makes_sets(script):
-        from ddpdoctor.checks.data.numbering_source import numbered_in_set_order
+    if makes_sets(script) or calls_any(script, ("hash", "id")):
+        from ddpdoctor.checks.data.numbering_source import numbered_apart
 
-        yield from CHECK.suspected(map(_of_numbering, numbered_in_set_order(projection)))
+        yield from CHECK.suspected(map(_of_numbering, numbered_apart(projection)))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
@@ -86,6 +87,7 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
 _SEED = "Seed every rank with the same number before the data set is built."
 _SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
+_STABLE = "Use a hash that is the same in every process, such as zlib.crc32(text.encode())."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
 
 
@@ -115,13 +117,16 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
 
 def _of_numbering(found: Numbering) -> Verdict:
     module, number = found.use
+    made = found.module.excerpt(found.order, 60)
+    of_set = f"a number stands for another item on each rank: `{made}` is in the order of a set, which differs between"
+    of_hash = f"`{made}` is another number in every process: hashes of texts are salted, and addresses differ"
+    does = "is decided by it" if found.salted else "puts the number into the data of this rank"
     return Verdict(
-        sentence=f"a number stands for another item on each rank: `{found.module.excerpt(found.order, 60)}` is in the "
-        "order of a set, which differs between processes",
-        remedy=_SORT,
+        sentence=of_hash if found.salted else f"{of_set} processes",
+        remedy=_STABLE if found.salted else _SORT,
         locations=(found.module.location(found.node), module.location(number)),
         because=(
-            (f"`{module.excerpt(number, 60)}` puts the number into the data of this rank", module.location(number)),
+            (f"`{module.excerpt(number, 60)}` {does}", module.location(number)),
             ("DDP averages what the ranks learn of one number", found.wrap.location),
         ),
     )

@@ -55,6 +55,10 @@ class SetOrders(Origins):
         """Return whether an expression is a set of several texts or of tensors, or goes through one from its start."""
         return self._once("lost", module, node)
 
+    def is_text(self, module: Module, node: ast.expr) -> bool:
+        """Return whether an expression is a text."""
+        return self._once("text", module, node)
+
     def _once(self, asked: str, module: Module, node: ast.expr) -> bool:
         """Ask about an expression; what is asked again on the way, as of ``words = list(words)``, decides nothing."""
         if (asked, node) in self._open:
@@ -84,7 +88,7 @@ class SetOrders(Origins):
 
     def _name_is_lost(self, module: Module, node: ast.Name | ast.Attribute) -> bool:
         given = self.bindings(module, node)
-        if not given or any(how != "value" for how, _, _ in given) or _is_settled(module, node):
+        if not given or any(how != "value" for how, _, _ in given) or is_settled(module, node):
             return False
         empty = [value for _, _, value in given if _is_empty_set(value)]
         filled = [(home, value) for _, home, value in given if not _is_empty_set(value)]
@@ -174,7 +178,7 @@ class SetOrders(Origins):
             return bool(given) and all(self._binds("text", one) for one in given or ())
         if isinstance(node, ast.Call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if module.resolve(node.func) in _TEXT_FUNCTIONS:
+            if (module.resolve(node.func) or dotted(node.func)) in _TEXT_FUNCTIONS:
                 return True
             if owner is not None and last_name(node.func) in _GIVE_TEXT:
                 return True
@@ -227,7 +231,7 @@ def _filled(module: Module, node: ast.Name | ast.Attribute) -> Iterator[tuple[st
             yield from ((method.attr, one) for one in call.args[:1])
 
 
-def _is_settled(module: Module, node: ast.Name | ast.Attribute) -> bool:
+def is_settled(module: Module, node: ast.Name | ast.Attribute) -> bool:
     """Return whether something is sorted in place, or taken from another rank."""
     wanted = ast.unparse(node)
     settling = (call for call in _calls_around(module, node) if _SETTLES.match(last_name(call.func)) is not None)
