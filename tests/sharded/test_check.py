@@ -129,4 +129,4 @@ def test_stages_that_send_to_each_other_are_a_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PIPELINE)
     code, report = check("train.py", cwd=tmp_path)
     assert (code, report["findings"]) == (0, [])
-    assert any("train together by other collectives" in note for note in report["rehearsal"]["notes"])
+    assert any("send each other what they compute" in note for note in report["rehearsal"]["notes"])
