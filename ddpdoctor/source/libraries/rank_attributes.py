@@ -54,5 +54,5 @@ def prepared_loader(machine: Machine, node: ast.AST, value: Value, name: str) ->
         return value
     number = machine.object_number((node, name))
     machine.prepared.add(number)
-    machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
+    machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number, receiver=value)
     return ExternalObject(number, DATA_LOADER)

@@ -225,6 +225,11 @@ def call_method(
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    if name == "shard":
+        from ddpdoctor.source.libraries.hugging_face_datasets import shard
+
+        if (part := shard(machine, receiver, positional, named)) is not None:
+            return part
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -241,15 +246,16 @@ def call_method(
         served = _served_by_library(machine, node, receiver, name, positional, named)
         if served is not None:
             return served
+    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+        _make_loader_of(machine, node, receiver)
+        machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+        return SYNCHRONISED
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
             return known
     if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
         return start_method(machine, node, receiver)
-    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
-        machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
-        return SYNCHRONISED
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
@@ -319,6 +325,15 @@ def _known_method(
 def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
     """Return whether a class that the project derives inherits a method that every rank must call."""
     return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
+
+
+def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
+    """Run what a Trainer of the project makes its loader with, by the Accelerator that the library's own has made."""
+    found = class_attribute(machine, trainer.cls, "get_train_dataloader")
+    if isinstance(found, Function):
+        number = machine.object_number((node, ACCELERATOR))
+        machine.assign(trainer.number, "accelerator", ExternalObject(number, ACCELERATOR))
+        machine.apply(machine, node, bound_to(found, trainer), [], {})
 
 
 def _gathers(machine: Machine, metric: ExternalObject) -> bool:
