@@ -3,11 +3,11 @@
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
     without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
-    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Loaders that are divided
-    twice: by a DistributedSampler and by Accelerate, or over a rank's part and by a framework or a sampler. Or words
-    or labels that each rank numbers in the order of a set of texts, and gives a model of DDP by these numbers. In a
-    run: data sets of different lengths, different subsets, the same rows in different orders, or samples that are
-    left out because two samplers divide by rank, one within the other.
+    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Loaders that are divided twice:
+    by a DistributedSampler and Accelerate, or a rank's part by a sampler or a framework. Or words or labels that each
+    rank numbers in the order of a set of texts, and gives a model of DDP by these numbers. In a run: data sets of
+    different lengths, different subsets, the same rows in different orders, or samples that are left out because two
+    samplers divide by rank.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -92,7 +92,6 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
 _WHOLE = "Give the loader the whole data set: the framework gives each rank its part."
 NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."
-_SAMPLERS = (("sampler", 3), ("batch_sampler", 4))
 _SEED = "Seed every rank with the same number before the data set is built."
 _SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
@@ -169,7 +168,8 @@ def _divided_twice(projection: Projection, loader: Event) -> Verdict | None:
     maker = machine.maker_of(loader.ordinal)
     call = maker[0] if isinstance(maker, tuple) else loader.node
     name = last_name(call.func) if isinstance(call, ast.Call) else ""
-    samplers = [[value for key in _SAMPLERS if (value := one.argument(*key)) not in (None, NONE)] for one in given]
+    keys = (("sampler", 3), ("batch_sampler", 4))
+    samplers = [[value for key in keys if (value := one.argument(*key)) not in (None, NONE)] for one in given]
     if name in _DIVIDES_BATCHES and all(map(partial(_divide_by_rank, machine), samplers)):
         cause = next((one for value in samplers[0] for one in samplers_of(machine, value)), given[0])
         why, remedy = f"this sampler divides the samples by rank, and {name} divides its batches again", NO_SAMPLER
@@ -179,8 +179,7 @@ def _divided_twice(projection: Projection, loader: Event) -> Verdict | None:
     else:
         return None
     return Verdict(
-        sentence="this loader is divided by rank twice: in each pass all ranks together draw the N-th part of the "
-        "samples, with N ranks",
+        sentence="this loader is divided by rank twice: N ranks together draw the N-th part of the samples in a pass",
         remedy=remedy,
         locations=tuple(dict.fromkeys((loader.module.location(call), given[0].location))),
         because=((why, cause.location),),

@@ -45,12 +45,8 @@ def _judged_rank_data(record: RunRecord) -> Iterator[Verdict]:
             continue
         if loader.location in uneven:
             continue
-        verdict = (
-            _divided_twice(record, loader)
-            or _lengths(record, loader)
-            or _divided_before(record, loader)
-            or _order(record, loader)
-        )
+        verdict = _divided_twice(record, loader) or _lengths(record, loader) or _divided_before(record, loader)
+        verdict = verdict or _order(record, loader)
         if verdict is not None:
             yield verdict
 
@@ -84,23 +80,14 @@ def _divided_twice(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     drawn, total = len(set().union(*(entry.indices for entry in place))), first.dataset_length or 0
     if 4 * drawn > 3 * total:
         return None  # Batches that are repeated to make the ranks' even may make up for what is left out.
-    again = (
-        "Accelerate divides its batches"
-        if first.sampler_type == "BatchSamplerShard"
-        else f"{first.sampler_type} does so"
-    )
+    by = "Accelerate" if first.sampler_type == "BatchSamplerShard" else first.sampler_type
+    numbers = {"samples_drawn": drawn, "samples": total, "ranks": count}
     return Verdict(
         sentence=f"{rank_list(loader.ranks)} together draw {drawn:,} of {total:,} samples in a pass: "
-        f"{first.sampler_within} divides them by {count}, and {again} again",
+        f"{first.sampler_within} divides them by {count}, and {by} divides its batches again",
         locations=_places(record, loader),
         ranks=loader.ranks,
-        because=(
-            (
-                "the whole index lists of the ranks over this loader were compared",
-                loader.location,
-                {"samples_drawn": drawn, "samples": total, "ranks": count},
-            ),
-        ),
+        because=(("the whole index lists of the ranks over this loader were compared", loader.location, numbers),),
         remedy=NO_SAMPLER,
     )
 

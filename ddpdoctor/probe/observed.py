@@ -246,7 +246,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "own_batches": batches is not None and getattr(loader, "batch_size", None) is None,
         "sampler_shards": sampler is not None,
         "sampler_rank": _number(sampler, "rank", "process_index"),
-        "sampler_replicas": _replicas(sampler),
+        "sampler_replicas": _number(sampler, *_REPLICAS),
         "sampler_seed": _number(sampler, "seed"),
         "sampler_within": _divider_within(sampler),
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
@@ -265,31 +265,23 @@ def sharding_sampler(loader: Any) -> Any:
     return None
 
 
+_REPLICAS = ("num_replicas", "num_processes", "world_size")
+
+
 def _knows_ranks(sampler: Any) -> bool:
-    names = (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank"))
+    names = zip(_REPLICAS, ("rank", "process_index", "rank"))
     return any(hasattr(sampler, replicas) and hasattr(sampler, rank) for replicas, rank in names)
 
 
 def _divider_within(sampler: Any) -> str:
-    """Return the class of what divides by the same number of ranks beneath a sampler that does; empty of nothing.
-
-    Lightning's sampler has the one that it was given in the place of a data set.
-    """
-    waiting: list[Any] = [sampler]
-    seen: list[Any] = []
-    while waiting and len(seen) < 8:
-        one = waiting.pop()
+    """Return the class of what divides by the same number of ranks beneath a sampler that does; empty of nothing."""
+    one, names = sampler, ("sampler", "batch_sampler", "_sampler", "dataset")  # Lightning's has it as a data set.
+    for _ in range(8):
         held = getattr(one, "__dict__", {})
-        if seen and _knows_ranks(one) and _replicas(one) == _replicas(sampler):
+        one = next((held[name] for name in names if held.get(name) is not None), None)
+        if _knows_ranks(one) and _number(one, *_REPLICAS) == _number(sampler, *_REPLICAS):
             return type(one).__qualname__
-        seen.append(one)
-        names = ("sampler", "batch_sampler", "_sampler", "dataset" if type(one).__name__.endswith("Wrapper") else "")
-        waiting += [held[name] for name in names if held.get(name) is not None]
     return ""
-
-
-def _replicas(sampler: Any) -> Optional[int]:
-    return _number(sampler, "num_replicas", "num_processes", "world_size")
 
 
 def length_of(loader: Any, length: Any) -> Optional[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import Unknown, Value, derived
-from ddpdoctor.source.ranks.data_partitions import SHARE, as_part, is_rank
+from ddpdoctor.source.ranks.data_partitions import as_part, is_rank
 
 
 def split_by_node(
@@ -17,12 +17,6 @@ def split_by_node(
     rank = named.get("rank", positional[1] if len(positional) > 1 else Unknown())
     result = derived([*positional, *named.values()])
     return as_part(machine, node, result) if is_rank(rank) else result
-
-
-def shard(machine: Machine, receiver: Value, positional: list[Value], named: Mapping[str, Value]) -> Value | None:
-    """Return the part of a rank that ``data.shard(world_size, rank)`` gives; None where the rank does not choose it."""
-    index = named.get("index", positional[1] if len(positional) > 1 else Unknown())
-    return derived([receiver, *positional, *named.values()], frozenset({SHARE})) if is_rank(index) else None
 
 
 CALLS = {f"datasets.{place}split_dataset_by_node": split_by_node for place in ("", "distributed.")}

@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
+from ddpdoctor.source.interpreter.values import ALL_RANKS, BAR_COUNT, RANKS, is_guessed, tags_of
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
@@ -57,6 +57,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of the loop around it on the running and on the missing ranks, where that is the difference."""
     instead: Event | None = None
     """What the missing ranks run first, where they make the same calls in another order."""
+    bar: int = 0
+    """The line of the bar of tqdm by whose count they part; 0 of none."""
     made: Event | None = None
     """What made the object whose collective it is, where a setting decides that."""
 
@@ -147,6 +149,8 @@ def remedy_of(parting: SourceParting) -> str:
         return SAME_ORDER
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
+    if parting.bar:
+        return "Count in a variable of the script, which all ranks have: a bar that is off counts nothing."
     if parting.exit_location is not None:
         return (
             f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
@@ -516,6 +520,7 @@ def _made_by_choice(projection: Projection, event: Event) -> Event | None:
 
 def _described(found: _Found, made: Event | None = None) -> SourceParting:
     event, guard = found.event, found.guard
+    bar = next((line for kind, line in tags_of(guard.value) if kind == BAR_COUNT), 0)
     by_class = found.left is not None or found.turns is not None or found.instead is not None
     return SourceParting(
         cause="collective" if found.instead is not None else _cause(event),
@@ -525,7 +530,7 @@ def _described(found: _Found, made: Event | None = None) -> SourceParting:
         missing=found.missing if by_class else ALL_RANKS & ~event.ranks,
         running_next=_names(found.running_next),
         missing_next=_names(found.missing_next),
-        decides=_what_decides(guard),
+        decides=_what_decides(guard) + (f", by a bar of tqdm that only some ranks have on (line {bar})" if bar else ""),
         condition_location=guard.location,
         exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
         leaving=found.left.module.excerpt(found.left.node) if found.left is not None else "",
@@ -533,6 +538,7 @@ def _described(found: _Found, made: Event | None = None) -> SourceParting:
         chain=event.chain,
         turns=found.turns,
         instead=found.instead,
+        bar=bar,
         made=made,
     )
 

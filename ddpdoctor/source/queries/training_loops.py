@@ -313,10 +313,7 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
 
 
 def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bool:
-    """Return whether what a data set gives was followed to a cut by rank: other ranks have other items.
-
-    With ``cut`` an item that a class of the project makes with something of the rank's, as its device, is none.
-    """
+    """Return whether what a data set gives was followed to a cut by rank; with ``cut`` not just to a device of it."""
     waiting, seen = [dataset], set[int]()
     while waiting:
         one = waiting.pop()

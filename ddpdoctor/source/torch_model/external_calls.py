@@ -43,8 +43,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
-from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     NUMPYS,
@@ -155,6 +155,8 @@ def _handler_of(name: str) -> Handler:
         )
         if special is not None:
             return special
+    if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
+        return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:
         return _spawn
     if name in PROCESSES or name.endswith(".Process"):
@@ -225,11 +227,8 @@ def call_method(
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
-    if name == "shard":
-        from ddpdoctor.source.libraries.hugging_face_datasets import shard
-
-        if (part := shard(machine, receiver, positional, named)) is not None:
-            return part
+    if name == "shard" and is_rank(named.get("index", positional[1] if len(positional) > 1 else NONE)):
+        return derived([receiver, *positional, *named.values()], frozenset({SHARE}))  # Hugging Face's `data.shard`.
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -331,8 +330,8 @@ def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
     """Run what a Trainer of the project makes its loader with, by the Accelerator that the library's own has made."""
     found = class_attribute(machine, trainer.cls, "get_train_dataloader")
     if isinstance(found, Function):
-        number = machine.object_number((node, ACCELERATOR))
-        machine.assign(trainer.number, "accelerator", ExternalObject(number, ACCELERATOR))
+        made = ExternalObject(machine.object_number((node, ACCELERATOR)), ACCELERATOR)
+        machine.assign(trainer.number, "accelerator", made)
         machine.apply(machine, node, bound_to(found, trainer), [], {})
 
 
