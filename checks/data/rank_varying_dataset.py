@@ -3,10 +3,11 @@
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
     without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
-    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Or words or labels that each
+    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Loaders that are divided twice:
+    by a DistributedSampler and Accelerate, or a rank's part by a sampler or a framework. Or words or labels that each
     rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and gives a model of DDP by these
     numbers; or a seed or a split that depends on such a hash. In a run: data sets of different lengths, different
-    subsets, or the same rows in different orders.
+    subsets, the same rows in different orders, or samples that are left out because two samplers divide by rank.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -30,25 +31,29 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     ExternalObject,
     PerRank,
     Value,
+    constant,
     is_guessed,
     is_varying,
     options_of,
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, calls_any, makes_sets
@@ -64,7 +69,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"loaders", "passes", "parts", "holdings"}),
     subjects=("sampler",),
-    triggers=("DistributedSampler", "ccelerat", "DistributedDataParallel"),
+    triggers=("DistributedSampler", "ccelerat", "DistributedDataParallel", "Fabric", "ightning", "deepspeed"),
 )
 
 
@@ -85,6 +90,8 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 
 
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
+_WHOLE = "Give the loader the whole data set: the framework gives each rank its part."
+NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."
 _SEED = "Seed every rank with the same number before the data set is built."
 _SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
 _STABLE = "Use a hash that is the same in every process, such as zlib.crc32(text.encode())."
@@ -106,6 +113,11 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
         found = _judge(projection, sampler, options[0])
         if found is not None:
             seen.add(sampler.node)
+            yield found
+    for loader in projection.of_kind("loader"):
+        found = _divided_twice(projection, loader) if loader.node not in seen else None
+        if found is not None:
+            seen.add(loader.node)
             yield found
     for loader in projection.in_course("loader"):
         if loader.ordinal in projection.machine.prepared and loader.node not in seen:
@@ -144,6 +156,52 @@ def _differs(
     )
 
 
+# Of Accelerate: it divides the batches of any sampler. Other frameworks leave a DistributedSampler as it is.
+_DIVIDES_BATCHES = frozenset({"prepare", "prepare_data_loader"})
+
+
+def _divided_twice(projection: Projection, loader: Event) -> Verdict | None:
+    """Judge a loader that a framework divides, whose sampler or data are divided by rank already on every path."""
+    machine = projection.machine
+    if loader.ordinal not in machine.prepared or loader.ranks != ALL_RANKS or loader.guards:
+        return None
+    made = [loader if loader.receiver is None else machine.object(one) for one in options_of(loader.receiver or NONE)]
+    given = [one for one in made if one is not None and one.kind == "loader"]
+    if not given or len(given) < len(made):
+        return None
+    maker = machine.maker_of(loader.ordinal)
+    call = maker[0] if isinstance(maker, tuple) else loader.node
+    name = last_name(call.func) if isinstance(call, ast.Call) else ""
+    keys = (("sampler", 3), ("batch_sampler", 4))
+    samplers = [[value for key in keys if (value := one.argument(*key)) not in (None, NONE)] for one in given]
+    if name in _DIVIDES_BATCHES and all(map(partial(_divide_by_rank, machine), samplers)):
+        cause = next((one for value in samplers[0] for one in samplers_of(machine, value)), given[0])
+        why, remedy = f"this sampler divides the samples by rank, and {name} divides its batches again", NO_SAMPLER
+    elif all(_is_part(machine, one, any_form=name in _DIVIDES_BATCHES) for one in given):
+        cause, remedy = given[0], _WHOLE
+        why = "its data are one rank's part already, and the framework divides them again"
+    else:
+        return None
+    return Verdict(
+        sentence="this loader is divided by rank twice: N ranks together draw the N-th part of the samples in a pass",
+        remedy=remedy,
+        locations=tuple(dict.fromkeys((loader.module.location(call), given[0].location))),
+        because=((why, cause.location),),
+    )
+
+
+def _divide_by_rank(machine: Machine, samplers: Sequence[Value]) -> bool:
+    options = [one for value in samplers for one in options_of(value)]
+    return bool(options) and all(sampler_division(machine, one) == "sharded" for one in options)
+
+
+def _is_part(machine: Machine, loader: Event, *, any_form: bool) -> bool:
+    """Return whether a loader's data are certainly a rank's part, which has an index if only such are divided."""
+    dataset = loader.argument("dataset", 0) or NONE
+    indexed = any_form or constant(loader.argument("shuffle", 2) or NONE) is True or is_map_style(machine, dataset)
+    return indexed and all(takes_own_part(machine, one, cut=True) for one in options_of(dataset))
+
+
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | None:
     draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
@@ -151,6 +209,9 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
+    if takes_own_part(projection.machine, dataset, cut=True):
+        what = "this sampler divides data that are already one rank's part"
+        return _differs(sampler, _PARTS, sampler, "they were cut by rank before", what)
     shuffle = _shuffled_apart(projection, sampler, dataset)
     return None if shuffle is None else _differs(sampler, _SHUFFLE, shuffle)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.check import Verdict
+from ddpdoctor.checks.data.rank_varying_dataset import NO_SAMPLER
 from ddpdoctor.checks.data.sharding_run import judge_sharding
 from ddpdoctor.diagnosis.training.pass_lengths import (
     Comparison,
@@ -30,6 +31,13 @@ def judge_rank_data(record: RunRecord) -> Iterator[Verdict]:
     Data that merely differ (made up at random on each rank) are left out: only another length, another order of the
     same rows, and a subset that was divided before are proofs that the sampler's division goes wrong.
     """
+    found = list(_judged_rank_data(record))
+    wrong = {place for verdict in found if verdict.wrong for place in verdict.places}
+    # One line may make several loaders: what is right of one refutes nothing of another.
+    yield from (verdict for verdict in found if verdict.wrong or wrong.isdisjoint(verdict.places))
+
+
+def _judged_rank_data(record: RunRecord) -> Iterator[Verdict]:
     uneven = {entry.location for entry in uneven_passes(record)}
     for loader in loaders_on_all_ranks(record):
         own = loader.loaders
@@ -37,7 +45,8 @@ def judge_rank_data(record: RunRecord) -> Iterator[Verdict]:
             continue
         if loader.location in uneven:
             continue
-        verdict = _lengths(record, loader) or _divided_before(record, loader) or _order(record, loader)
+        verdict = _divided_twice(record, loader) or _lengths(record, loader) or _divided_before(record, loader)
+        verdict = verdict or _order(record, loader)
         if verdict is not None:
             yield verdict
 
@@ -59,6 +68,27 @@ def _lengths(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         ranks=loader.ranks,
         because=tuple((f"on rank {rank} it has {length:,} samples", place) for rank, length in lengths.items()),
         remedy="Build the same data set on every rank, and leave the division to the sampler.",
+    )
+
+
+def _divided_twice(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
+    """Compare the whole index lists where a sampler that divides by rank is within another one."""
+    first, count = loader.loaders[0], len(loader.loaders)
+    place = next((found for found in loader.pass_places() if all(entry.indices for entry in found)), None)
+    if place is None or not all(entry.sampler_within for entry in loader.loaders):
+        return None
+    drawn, total = len(set().union(*(entry.indices for entry in place))), first.dataset_length or 0
+    if 4 * drawn > 3 * total:
+        return None  # Batches that are repeated to make the ranks' even may make up for what is left out.
+    by = "Accelerate" if first.sampler_type == "BatchSamplerShard" else first.sampler_type
+    numbers = {"samples_drawn": drawn, "samples": total, "ranks": count}
+    return Verdict(
+        sentence=f"{rank_list(loader.ranks)} together draw {drawn:,} of {total:,} samples in a pass: "
+        f"{first.sampler_within} divides them by {count}, and {by} divides its batches again",
+        locations=_places(record, loader),
+        ranks=loader.ranks,
+        because=(("the whole index lists of the ranks over this loader were compared", loader.location, numbers),),
+        remedy=NO_SAMPLER,
     )
 
 

@@ -246,8 +246,9 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "own_batches": batches is not None and getattr(loader, "batch_size", None) is None,
         "sampler_shards": sampler is not None,
         "sampler_rank": _number(sampler, "rank", "process_index"),
-        "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
+        "sampler_replicas": _number(sampler, *_REPLICAS),
         "sampler_seed": _number(sampler, "seed"),
+        "sampler_within": _divider_within(sampler),
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
         "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,
@@ -259,10 +260,28 @@ def sharding_sampler(loader: Any) -> Any:
     """Return the sampler or batch sampler of a loader that divides by rank; None when there is none."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     for candidate in (getattr(batch_sampler, "sampler", None), batch_sampler, getattr(loader, "sampler", None)):
-        for replicas, rank in (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank")):
-            if hasattr(candidate, replicas) and hasattr(candidate, rank):
-                return candidate
+        if _knows_ranks(candidate):
+            return candidate
     return None
+
+
+_REPLICAS = ("num_replicas", "num_processes", "world_size")
+
+
+def _knows_ranks(sampler: Any) -> bool:
+    names = zip(_REPLICAS, ("rank", "process_index", "rank"))
+    return any(hasattr(sampler, replicas) and hasattr(sampler, rank) for replicas, rank in names)
+
+
+def _divider_within(sampler: Any) -> str:
+    """Return the class of what divides by the same number of ranks beneath a sampler that does; empty of nothing."""
+    one, names = sampler, ("sampler", "batch_sampler", "_sampler", "dataset")  # Lightning's has it as a data set.
+    for _ in range(8):
+        held = getattr(one, "__dict__", {})
+        one = next((held[name] for name in names if held.get(name) is not None), None)
+        if _knows_ranks(one) and _number(one, *_REPLICAS) == _number(sampler, *_REPLICAS):
+            return type(one).__qualname__
+    return ""
 
 
 def length_of(loader: Any, length: Any) -> Optional[int]:

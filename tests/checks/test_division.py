@@ -152,6 +152,26 @@ def test_a_subset_that_was_divided_before_is_divided_twice() -> None:
     assert varying(job, streams, parts=found) == [], "the sampler does not divide"
 
 
+def test_a_sampler_within_another_that_divides_leaves_samples_out() -> None:
+    job = JobBuilder(2)
+    nested = SHARDED | {"sampler_type": "BatchSamplerShard", "sampler_within": "DistributedSampler"}
+    streams = training(job, **nested)
+    halves = [
+        training_pass(rank, indices=range(rank, 100, 4), index_count=25, index_digest=str(rank)) for rank in (0, 2)
+    ]
+    streams["passes"] = tuple(msgspec.structs.replace(entry, rank=entry.rank // 2) for entry in halves)
+    (finding,) = varying(job, streams)
+    assert isinstance(finding, Finding)
+    assert finding.title == (
+        "ranks 0 and 1 together draw 50 of 100 samples in a pass: DistributedSampler divides them by 2, and Accelerate "
+        "divides its batches again"
+    )
+    made_even = [msgspec.structs.replace(one, indices=tuple(range(100)), index_count=100) for one in streams["passes"]]
+    assert not any(isinstance(one, Finding) for one in varying(job, streams, passes=tuple(made_even)))
+    alone = tuple(msgspec.structs.replace(one, sampler_within="") for one in streams["loaders"])
+    assert not any(isinstance(one, Finding) for one in varying(job, streams, loaders=alone)), "fewer by design"
+
+
 def held(rank: int, ordered: str, unordered: str = "rows") -> Holding:
     return Holding(
         rank=rank,

@@ -450,6 +450,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that the sampler was given."""
     sampler_replicas: int | None = None
     """The number of ranks that the sampler was given."""
+    sampler_within: str = ""
+    """The class of a sampler beneath it that divides by the same number of ranks."""
     sampler_seed: int | None = None
     """The seed by which the sampler shuffles."""
     sampler_site: int = -1

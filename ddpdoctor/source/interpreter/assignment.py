@@ -9,6 +9,7 @@ from functools import reduce
 from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    BAR,
     MEMBERS,
     NONE,
     UNIFORM,
@@ -378,7 +379,7 @@ def item_of(entry: Value) -> Value:
                 item = join(item, item_of(option))
         return item or UNIFORM
     if isinstance(entry, Unknown):
-        batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
+        batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags if tag[0] != BAR)
         varying = entry.varying or any(tag[0] == "batch" for tag in batches)
         return Unknown(varying, False, batches, batches != entry.tags)
     return derived((entry,))

@@ -71,6 +71,8 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     ):
         # Longer chains are not followed link by link: each link would make the next look-up slower.
         return BoundMethod(Unknown(is_varying(value), True, tags_of(value)), name)
+    if kind is Unknown and name == "n" and value.tags:  # type: ignore[union-attr]
+        return rank_attributes.count_of(machine, value) or BoundMethod(value, name)  # type: ignore[arg-type]
     if kind is Unknown or kind is BoundMethod or kind is Const:
         return BoundMethod(value, name)
     if kind is Instance:

@@ -212,6 +212,10 @@ FALSE = Const(False)
 UNIFORM = Unknown()
 VARYING = Unknown(varying=True)
 OPAQUE = Unknown(opaque=True)
+BAR = "bar"
+"""Kind of the tags of a bar of tqdm that some ranks alone have switched on; its items have none."""
+BAR_COUNT = "bar-count"
+"""Kind of the tags of what it has counted where it is on; the number is the line that makes it."""
 SYNCHRONISED = Unknown(tags=frozenset({("agreed", 0)}))
 """What a collective made the same on every rank."""
 NO_GRADIENTS = External("torch.no_grad")

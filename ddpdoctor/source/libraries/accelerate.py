@@ -40,7 +40,9 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
         names = _argument_names(node)
         options = _options_of_ddp(machine, receiver)
         prepared = [
-            _prepared(machine, node, value, names[index] if index < len(names) else "", options)
+            prepared_loader(machine, node, value, str(index))
+            if is_loader(value)
+            else _prepared(machine, node, value, names[index] if index < len(names) else "", options)
             for index, value in enumerate(given.positional)
         ]
         return prepared[0] if len(prepared) == 1 else SequenceValue(tuple(prepared)) if prepared else OPAQUE
@@ -77,8 +79,6 @@ def _options_of_ddp(machine: Machine, accelerator: ExternalObject) -> Mapping[st
 
 
 def _prepared(machine: Machine, node: ast.AST, value: Value, name: str, options: Mapping[str, Value]) -> Value:
-    if is_loader(value):
-        return prepared_loader(machine, node, value, name)
     if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, Arguments((value,), options), number=machine.object_number((node, name)))

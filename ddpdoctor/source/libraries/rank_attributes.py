@@ -1,12 +1,26 @@
-"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer`` and DeepSpeed's engine that separate ranks."""
+"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer``, DeepSpeed's engine and bars that separate ranks."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import Arguments, Const, ExternalObject, Value, options_of
+from ddpdoctor.source.interpreter.values import (
+    BAR,
+    BAR_COUNT,
+    RANKS,
+    Arguments,
+    Const,
+    ExternalObject,
+    PerRank,
+    Unknown,
+    Value,
+    constant,
+    on_rank,
+    options_of,
+    per_rank,
+)
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.vocabulary import ACCELERATE_STATES, DATA_LOADER, ENGINE, FABRICS
 
@@ -54,5 +68,39 @@ def prepared_loader(machine: Machine, node: ast.AST, value: Value, name: str) ->
         return value
     number = machine.object_number((node, name))
     machine.prepared.add(number)
-    machine.emit("loader", DATA_LOADER, made.node, Arguments(made.positional, made.named), number=number)
+    given = Arguments(made.positional, made.named)
+    machine.emit("loader", DATA_LOADER, made.node, given, number=number, receiver=value)
     return ExternalObject(number, DATA_LOADER)
+
+
+# Bars of tqdm: one that is off counts nothing. Those of rich, enlighten and alive_progress count though they are off.
+
+_ON_OTHERS = exact_per_rank(tuple(local != 0 for local in LOCAL_RANK))
+
+
+def make_bar(name: str, make: Callable[..., Value], machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return the items that a bar goes over, marked where some ranks alone have it on."""
+    result, named = make(machine, node, given), given.named
+    by_default = name.startswith("accelerate.") and constant(named.get("main_process_only", Const(True))) is True
+    off = _ON_OTHERS if by_default else named.get("disable")
+    if (
+        not isinstance(off, PerRank)
+        or {type(lane) for lane in off.values} != {Const}
+        or not isinstance(result, Unknown)
+    ):
+        return result
+    number = machine.object_number((node, BAR))
+    machine.emit("object", "tqdm.tqdm", node, Arguments(given.positional, {**named, "disable": off}), number=number)
+    return Unknown(result.varying, result.opaque, result.tags | {(BAR, number)}, result.not_none)
+
+
+def count_of(machine: Machine, bar: Unknown) -> Value | None:
+    """Return how far a marked bar has counted: nowhere where it is off; None if the script sets it."""
+    made = next((machine.events.get(number) for kind, number in bar.tags if kind == BAR), None)
+    attributes = (node for module in machine.script.modules for node in module.index.of(ast.Attribute))
+    if made is None or any(node.attr == "n" and isinstance(node.ctx, ast.Store) for node in attributes):
+        return None
+    off, start = made.named["disable"], made.named.get("initial", Const(0))
+    counted = Unknown(tags=frozenset({(BAR_COUNT, made.location.line)}))
+    lanes = [on_rank(start, rank) if constant(on_rank(off, rank)) else counted for rank in RANKS]
+    return per_rank(lanes, isinstance(off, PerRank) and off.guessed)

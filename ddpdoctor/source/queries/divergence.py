@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
+from ddpdoctor.source.interpreter.values import ALL_RANKS, BAR_COUNT, RANKS, is_guessed, tags_of
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
@@ -54,6 +54,11 @@ class SourceParting(msgspec.Struct, frozen=True, eq=False):
     def cause(self) -> Cause:
         """What they part at."""
         return "collective" if self.instead is not None else _cause(self.event)
+
+    @property
+    def bar(self) -> int:
+        """The line of the bar of tqdm by whose count they part; 0 of none."""
+        return next((line for kind, line in tags_of(self.guard.value) if kind == BAR_COUNT), 0)
 
     @property
     def collective(self) -> str:
@@ -119,7 +124,7 @@ def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
         left = (Fact(text=text, basis="source", location=parting.instead.location, stack=parting.instead.chain),)
     return (
         *left,
-        Fact(text=_what_decides(parting.guard), basis="source", location=parting.guard.location),
+        Fact(text=_what_decides(parting.guard, parting.bar), basis="source", location=parting.guard.location),
         Fact(
             text=f"this call chain leads {ranks_text(parting.running)} to {parting.collective}",
             basis="source",
@@ -151,6 +156,8 @@ def remedy_of(parting: SourceParting) -> str:
         return SAME_ORDER
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
+    if parting.bar:
+        return "Count in a variable of the script, which all ranks have: a bar that is off counts nothing."
     if parting.left is not None:
         return (
             f"Let all ranks leave together (broadcast the decision, then leave), or none before {parting.collective}."
@@ -514,10 +521,12 @@ def _described(found: SourceParting, made: Event | None = None) -> SourceParting
     return msgspec.structs.replace(found, running=ranks, missing=ALL_RANKS & ~ranks, made=made)
 
 
-def _what_decides(guard: Guard) -> str:
+def _what_decides(guard: Guard, bar: int) -> str:
     around = guard.module.parents.get(guard.node)
     chosen = isinstance(around, ast.Call) and around.func is guard.node
-    return f"`{guard.module.excerpt(guard.node)}` {'is not the same function on every rank' if chosen else 'decides'}"
+    how = "is not the same function on every rank" if chosen else "decides"
+    of_bar = f", by a bar of tqdm that only some ranks have on (line {bar})" if bar else ""
+    return f"`{guard.module.excerpt(guard.node)}` {how}{of_bar}"
 
 
 def _names(tree: Tree) -> tuple[str, ...]:

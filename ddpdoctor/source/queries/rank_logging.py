@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     RANKS,
+    SYNCHRONISED,
     DictValue,
     ExternalObject,
     Instance,
@@ -201,6 +202,8 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     if not is_distributed(projection):
         return
     reducing = [event for event in projection.in_course("collective") if _reduces_metric(event)]
+    # What a rank gathers alone hangs: it is not said that it was not gathered as well.
+    gathered = SYNCHRONISED.tags if any(event.ranks in FIRST_RANKS for event in reducing) else frozenset()
     silenced, quiet_loggers = _print_is_replaced(projection), _loggers_are_quiet(projection)
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
@@ -209,7 +212,9 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             continue
         given = [_there(value, event.ranks) for value in (*event.positional, *event.named.values())]
         parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
-        said = [value for value in parts if is_local(value) and not _may_be_agreed(projection, value)]
+        said = [
+            one for one in parts if is_local(one) and not (tags_of(one) & gathered or _may_be_agreed(projection, one))
+        ]
         if not said:
             continue
         in_pass = any(_is_over_batches(loop, said) for loop in event.loops)

@@ -34,7 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.ranks.data_partitions import SHARE
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE
 from ddpdoctor.source.ranks.rank_local_values import LISTED, TORCHS, is_found_alike, lists_names, seeded
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
 from ddpdoctor.source.script.script import code_of
@@ -309,8 +309,8 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
     )
 
 
-def takes_own_part(machine: Machine, dataset: Value) -> bool:
-    """Return whether what a data set gives was followed to a cut by rank: other ranks have other items."""
+def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bool:
+    """Return whether what a data set gives was followed to a cut by rank; with ``cut`` not just to a device of it."""
     waiting, seen = [dataset], set[int]()
     while waiting:
         one = waiting.pop()
@@ -321,7 +321,8 @@ def takes_own_part(machine: Machine, dataset: Value) -> bool:
         elif (made := machine.object(one)) is not None and made.ordinal not in seen:
             seen.add(made.ordinal)
             waiting += [*made.positional, *made.named.values()]
-        if SHARE in tags_of(item):
+        tags = tags_of(item)
+        if SHARE in tags and (not cut or item is one or any(kind == PART for kind, _ in tags)):
             return True
     return False
 

@@ -45,8 +45,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
-from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     NUMPYS,
@@ -159,6 +159,8 @@ def _handler_of(name: str) -> Handler:
         )
         if special is not None:
             return special
+    if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
+        return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:
         return spawn
     if name in PROCESSES or name.endswith(".Process"):
@@ -209,6 +211,10 @@ def _served_by_library(machine: Machine, node: ast.AST, receiver: Value, name: s
 def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    if name == "shard" and is_rank(
+        given.named.get("index", given.positional[1] if len(given.positional) > 1 else NONE)
+    ):
+        return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -224,15 +230,16 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
         served = _served_by_library(machine, node, receiver, name, given)
         if served is not None:
             return served
+    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+        _make_loader_of(machine, node, receiver)
+        machine.emit("collective", f"Trainer.{name}", node, given, in_tree=True)
+        return SYNCHRONISED
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, given)
         if known is not None:
             return known
     if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
         return start_method(machine, node, receiver)
-    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
-        machine.emit("collective", f"Trainer.{name}", node, given, in_tree=True)
-        return SYNCHRONISED
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         with_receiver = Arguments([OPAQUE, *given.positional], given.named, given.complete)
@@ -301,6 +308,15 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
 def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
     """Return whether a class that the project derives inherits a method that every rank must call."""
     return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
+
+
+def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
+    """Run what a Trainer of the project makes its loader with, by the Accelerator that the library's own has made."""
+    found = class_attribute(machine, trainer.cls, "get_train_dataloader")
+    if isinstance(found, Function):
+        made = ExternalObject(machine.object_number((node, ACCELERATOR)), ACCELERATOR)
+        machine.assign(trainer.number, "accelerator", made)
+        machine.apply(machine, node, bound_to(found, trainer), [], {})
 
 
 def _gathers(machine: Machine, metric: ExternalObject) -> bool:

@@ -51,6 +51,20 @@ CASES = {
         {"LOADER": "DataLoader(data, 5, sampler=DistributedSampler(data, num_replicas=2, rank=0, shuffle=False))"},
         ["DDP517"],
     ),
+    "a sampler within an Accelerator's": (
+        {
+            "LOADER": "__import__('accelerate').Accelerator(cpu=True).prepare_data_loader("
+            "DataLoader(data, 5, sampler=DistributedSampler(data, shuffle=False)))"
+        },
+        ["DDP108"],
+    ),
+    "a loader that an Accelerator divides": (
+        {
+            "LOADER": "__import__('accelerate').Accelerator(cpu=True).prepare_data_loader("
+            "DataLoader(data, 5, sampler=torch.utils.data.SequentialSampler(range(50))))"
+        },
+        [],
+    ),
     "a part for each rank": ({"LOADER": OWN_PART}, []),
     "noise that the index does not determine": ({"SAMPLE": "torch.rand(4)"}, []),
     "uneven": (
