@@ -1,4 +1,4 @@
-"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer``, DeepSpeed's engine and bars that separate ranks."""
+"""The attributes of an ``Accelerator``, ``Fabric``, ``Trainer``, DeepSpeed engine and of bars that separate ranks."""
 
 from __future__ import annotations
 

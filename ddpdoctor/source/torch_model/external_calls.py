@@ -316,7 +316,7 @@ def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
     if isinstance(found, Function):
         made = ExternalObject(machine.object_number((node, ACCELERATOR)), ACCELERATOR)
         machine.assign(trainer.number, "accelerator", made)
-        machine.apply(machine, node, bound_to(found, trainer), [], {})
+        machine.apply(machine, node, bound_to(found, trainer))
 
 
 def _gathers(machine: Machine, metric: ExternalObject) -> bool:
