@@ -1,4 +1,4 @@
-"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer``, DeepSpeed's engine and bars that separate ranks."""
+"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer``, DeepSpeed's engine and a bar that differ by rank."""
 
 from __future__ import annotations
 
