@@ -1,4 +1,4 @@
-"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer``, DeepSpeed's engine and a bar that differ by rank."""
+"""The attributes of ``Accelerator``, ``Fabric``, ``Trainer``, DeepSpeed's engine and a bar that separate ranks."""
 
 from __future__ import annotations
 
