@@ -40,9 +40,10 @@ from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.queries.origins import NAMED, pairs_of
+from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.vocabulary import COLLECTIVES, text_hints_at_ranks
+from ddpdoctor.source.vocabulary import COLLECTIVES
 
 CHECK = Check(
     code="DDP315",
@@ -157,7 +158,7 @@ def _not_waited_for(projection: Projection) -> Iterator[Finding]:
         starts = event.name in COLLECTIVES and any(constant(one) is True for one in given)
         if event.node in seen or not (starts or event.name == _RECEIVES):
             continue
-        holder, use = _Handle(projection.machine.script, event).used()
+        holder, use = _Handle(projection.machine.script, event, rank_names(projection.machine.store)).used()
         if use is not None:
             seen.add(event.node)
             how = "only later is its handle waited for" if holder else "nothing waits for the handle it returns"
@@ -172,8 +173,9 @@ def _not_waited_for(projection: Projection) -> Iterator[Finding]:
 class _Handle:
     """Follows the handle and the tensors of one asynchronous call through the statements that come after it."""
 
-    def __init__(self, script: Script, event: Event) -> None:
+    def __init__(self, script: Script, event: Event, ranks: frozenset[str]) -> None:
         self._script, self._event, self._callers = script, event, list(event.chain[1:])
+        self._ranks = ranks
         self._tensors = set(_tensors_of(event))
         self._of_gradients = any(".grad" in one for one in self._tensors)
 
@@ -274,10 +276,11 @@ class _Handle:
         last = last_name(around.func) if isinstance(around, ast.Call) else ""
         if isinstance(around, _PASSES_ON) or last in _KEEPS or f"torch.distributed.{last}" in COLLECTIVES:
             return False
-        tests = (ast.unparse(one.test) for one in module.ancestors(node) if isinstance(one, (ast.If, ast.IfExp)))
+        tests = (one.test for one in module.ancestors(node) if isinstance(one, (ast.If, ast.IfExp)))
+        of_ranks = any(last_name(part) in self._ranks for test in tests for part in descend(test))
         of_source = self._event.name.endswith(".broadcast")  # It has all the while what the others get.
         is_none = isinstance(around, ast.Compare) and isinstance(around.ops[0], (ast.Is, ast.IsNot))
-        return not is_none and not (of_source and any(map(text_hints_at_ranks, tests)))
+        return not is_none and not (of_source and of_ranks)
 
 
 def _tensors_of(event: Event) -> Iterator[str]:

@@ -216,7 +216,7 @@ FORMS: dict[str, tuple[str, list[list[int]]]] = {
                 steps += count % 6 == 0
             note(NAME, count, steps)
         """,
-        [[4, 0], [64, 10], [1, 0], [1, 0]],
+        [[4, 0], [64, 10], [4, 0], [4, 0]],
     ),
     "accumulation beyond the cut": (
         """
