@@ -13,6 +13,7 @@ from tests.check_command import check
 SCRIPT = """
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -29,6 +30,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.01)
 own = dist.new_group()
 pool = ThreadPoolExecutor(1)
 jobs = queue.Queue()
+done = queue.Queue()
 
 
 def average(group=None):
@@ -41,6 +43,12 @@ def average(group=None):
 def serve(group):
     while jobs.get() is not None:
         average(group)
+        done.put(None)
+
+
+def late():
+    time.sleep(0.5)
+    average()
 
 
 def save(**options):
@@ -64,6 +72,12 @@ BY_CHANCE = {
         "thread.join()",
     ),
     "a pool": ("", "future = pool.submit(average)\nmodel(torch.randn(8, 64)).sum().backward()", "future.result()"),
+    "an average that starts late": (
+        "",
+        "if step == 2:\n    thread = threading.Thread(target=late)\n    thread.start()",
+        "thread.join()",
+    ),
+    "a pool that starts late": ("", "if step < 2:\n    future = pool.submit(late)", "future.result()"),
     "a server": (
         "thread = threading.Thread(target=serve, args=(None,))\nthread.start()",
         "jobs.put(step)",
@@ -78,6 +92,22 @@ IN_ORDER = {
     ),
     "a checkpoint that is awaited": ("", "save().result()", ""),
     "an average that is awaited": ("", "pool.submit(average).result()", ""),
+    "a server that is awaited": (
+        "thread = threading.Thread(target=serve, args=(None,))\nthread.start()",
+        "jobs.put(step)\ndone.get()",
+        "jobs.put(None)\nthread.join()",
+    ),
+    "an average at the end, by a thread of the beginning": (
+        "ended = threading.Event()\nthread = threading.Thread(target=lambda: ended.wait() and average())\n"
+        "thread.start()",
+        "",
+        "ended.set()\nthread.join()",
+    ),
+    "a pool that first did something else": (
+        "pool.submit(print, 'ready').result()",
+        "pool.submit(average).result()",
+        "",
+    ),
     "a server of another group": (
         "thread = threading.Thread(target=serve, args=(own,))\nthread.start()",
         "jobs.put(step)",

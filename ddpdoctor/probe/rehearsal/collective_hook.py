@@ -6,12 +6,15 @@ Groups, backend names, arguments and results are untouched: the override writes 
 from __future__ import annotations
 
 import ast
+import concurrent.futures.thread
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
+from weakref import WeakKeyDictionary
 
 from ..groups import GroupBook
 from ..journal import Journal
@@ -202,9 +205,7 @@ class CollectiveHook:
         self._library: Any = None
         self._faults = 0
         self._forked_use_noted = False
-        self._threads: dict[int, dict[int, int]] = {}
-        """By group, the threads that have used it, with the call chain of their newest collective."""
-        self._shared: set[int] = set()
+        self._threads = ThreadsOfGroups(journal)
         self._handlers: set[tuple[int, str]] = set()
         """Call chain and type of exception of the collectives in a handler that were reported."""
 
@@ -212,8 +213,8 @@ class CollectiveHook:
         """Override the operators that this torch has; what it lacks is nothing to override."""
         if self._library is not None:
             return
-        torch, started = self._torch, self._journal.user_code.thread_starts
-        on_call(self._journal, threading.Thread, "start", before=started, harms=())
+        torch = self._torch
+        self._threads.install()
         self._library = torch.library.Library("c10d", "IMPL")
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         for operator in OPERATORS:
@@ -300,7 +301,8 @@ class CollectiveHook:
                     journal.guarded(self._reduced.note_counts, kind, tensors, site, harms=())
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
-            journal.guarded(self._note_thread, group, ranks, kind, site, harms=("shared_groups",))
+            users = (group, ranks, self._groups.name_of(group))
+            journal.guarded(self._threads.note, users, kind, site, harms=("shared_groups",))
             shapes = tuple([tensor.shape for tensor in tensors])
             key = (kind, shapes, dtype, reduce_op, root, origin, about, uneven, module)
             signature = journal.signature(
@@ -325,36 +327,6 @@ class CollectiveHook:
             "handled", site=site, type=key[1], message=message[:400], file=file, line=line, function=function
         )
 
-    def _note_thread(self, group: int, ranks: tuple[int, ...], kind: str, site: int) -> None:
-        """Note a group that another thread is using meanwhile: which comes first is chance, and differs by rank.
-
-        A thread of the interpreter's own, as autograd's, works while the caller waits for it. One that has used the
-        group and waits for work, as one of a pool, has nothing but Python's own on its stack.
-        """
-        here = threading.get_ident()
-        users = self._threads.setdefault(group, {})
-        users[here] = site
-        if len(users) < 2 or group in self._shared:
-            return
-        frames = sys._current_frames()
-        for thread in threading.enumerate():
-            other = thread.ident or 0
-            if other == here or other not in users or thread is threading.main_thread():
-                continue
-            if isinstance(thread, threading._DummyThread) or not self._is_at_work(frames.get(other)):
-                continue
-            self._shared.add(group)
-            fields = {"ranks": ranks, "kind": kind, "site": site, "thread": thread.name, "other_site": users[other]}
-            self._journal.event("shared_group", name=self._groups.name_of(group), **fields)
-            return
-
-    def _is_at_work(self, frame: Optional[FrameType]) -> bool:
-        while frame is not None:
-            if not self._journal.user_code.is_standard_library(frame.f_code.co_filename):
-                return True
-            frame = frame.f_back
-        return False
-
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
         """Note the first time that a process that a rank forked uses the rank's group, which does not work there."""
         if not self._forked_use_noted:
@@ -368,6 +340,89 @@ class CollectiveHook:
             at = next(at for at, argument in enumerate(arguments) if _is_process_group(argument))
             self._group_at[operator] = at
         return self._groups.note(self._unbox_group(arguments[at]))
+
+
+class ThreadsOfGroups:
+    """Finds groups that two threads of a rank use at once: which comes first is chance, and differs by rank.
+
+    Seen from the one that calls, another is at work on the group; or the one that calls got its work before another
+    thread called its newest collective of the group, so that nothing put the two in order.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._newest: dict[int, dict[threading.Thread, tuple[float, str, int]]] = {}
+        """By group, the threads that have used it: when they called their newest collective, its kind and its site."""
+        self._shared: set[int] = set()
+        self._given: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        """When a thread got the work that it is at; when the work was made that a pool is to do."""
+        self._waiting: set[int] = set()
+        """The threads that wait for another, as for an item of a queue."""
+
+    def install(self) -> None:
+        """Listen to what gives a thread its work: its start, a pool, and what it waits for."""
+        journal = self._journal
+        on_call(journal, threading.Thread, "start", before=self._starts, harms=())
+        on_call(journal, threading.Condition, "wait", before=self._waits, after=self._waited, harms=())
+        work = getattr(concurrent.futures.thread, "_WorkItem", None)
+        if work is not None:
+            on_call(journal, work, "__init__", before=self._made, harms=())
+            on_call(journal, work, "run", before=self._taken, harms=())
+
+    def _starts(self, frame: FrameType, arguments: tuple[Any, ...], options: Any) -> None:
+        self._journal.user_code.thread_starts(frame, arguments, options)
+        self._made(frame, arguments, options)
+
+    def _made(self, _frame: FrameType, arguments: tuple[Any, ...], _: Any) -> None:
+        self._given[arguments[0]] = time.monotonic()
+
+    def _taken(self, _frame: FrameType, arguments: tuple[Any, ...], _: Any) -> None:
+        made = self._given.pop(arguments[0], None)
+        if made is not None:
+            self._given[threading.current_thread()] = made
+
+    def _waits(self, *_: Any) -> None:
+        self._waiting.add(threading.get_ident())
+
+    def _waited(self, *_: Any) -> None:
+        self._waiting.discard(threading.get_ident())
+        self._given[threading.current_thread()] = time.monotonic()
+
+    def note(self, users: tuple[int, tuple[int, ...], str], kind: str, site: int) -> None:
+        """Note a collective that this thread calls now, of a group given by its number, its ranks and its name.
+
+        A thread of the interpreter's own, as autograd's, works while the caller waits for it. One that has used the
+        group and waits for work, as one of a pool, has nothing but Python's own on its stack, or waits by a condition.
+        """
+        group, ranks, name = users
+        here = threading.current_thread()
+        newest = self._newest.setdefault(group, {})
+        newest[here] = (time.monotonic(), kind, site)
+        if len(newest) < 2 or group in self._shared or isinstance(here, threading._DummyThread):
+            return
+        frames = sys._current_frames()
+        main = threading.main_thread()
+        given = self._given.get(here) if here is not main else None
+        for thread, (when, other_kind, other_site) in newest.items():
+            if thread is here or isinstance(thread, threading._DummyThread) or not thread.is_alive():
+                continue
+            ident = thread.ident or 0
+            if given is not None and when > given:
+                found = {"thread": here.name, "other_site": site, "kind": other_kind, "site": other_site}
+            elif thread is not main and ident not in self._waiting and self._is_at_work(frames.get(ident)):
+                found = {"thread": thread.name, "other_site": other_site, "kind": kind, "site": site}
+            else:
+                continue
+            self._shared.add(group)
+            self._journal.event("shared_group", name=name, ranks=ranks, **found)
+            return
+
+    def _is_at_work(self, frame: Optional[FrameType]) -> bool:
+        while frame is not None:
+            if not self._journal.user_code.is_standard_library(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
 
 
 def _frames(frame: Optional[FrameType]) -> Iterator[tuple[str, str]]:
