@@ -3,9 +3,9 @@
 What it finds
     A training pass whose number of batches differs between the ranks, outside a `join()` context. In the source: a
     loop with a training step or a collective in each turn, over data that each rank takes for itself by arithmetic with
-    its rank (`files[rank::world_size]`, `range(rank, len(data), world_size)`, `islice(stream, rank, None, world_size)`,
-    `array_split(...)[rank]`, a slice of which the last rank takes the rest), where nothing makes the parts equal. In a
-    run: the lengths.
+    its rank (`files[rank::world_size]`, `if i % world_size != rank: continue`, `range(rank, len(data), world_size)`,
+    `islice(stream, rank, None, world_size)`, `array_split(...)[rank]`, a slice of which the last rank takes the rest),
+    where nothing makes the parts equal. In a run: the lengths.
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
@@ -57,7 +57,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
-from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
+from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
 from ddpdoctor.source.script.script import Script
 
@@ -147,13 +147,20 @@ def in_source(script: Script) -> Iterator[Finding]:
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
             yield _finding(part, loader.location, feeding.backward, batches, by_hand=by_hand)
-    for event in projection.in_course("backward", "collective") if machine.parts else ():
+    for event in projection.in_course("backward", "collective"):
         if event.kind == "backward" and not (through_ddp(projection, event) or by_shards(event) or by_hand):
             continue
-        if event.kind == "collective" and (event.name in _ONCE or event.undecided or "group" in event.named):
+        if event.kind == "collective" and (event.name in _ONCE or "group" in event.named):
             continue
         for loop in event.loops:
+            turn = turn_taken(machine.store, loop.module, loop.node, event.node)
+            decided = (condition for _, condition in event.undecided if turn is None or condition is not turn.test)
+            if event.kind == "collective" and any(decided):
+                continue
             part, batches = _part_of(machine, loop.iterable) or _part_of(machine, loop.whole), None
+            if turn is not None and part is None:
+                known = isinstance(loop.whole, SequenceValue) and not loop.whole.open
+                part = None if known else Part(turn, loop.module)
             made = machine.object(loop.iterable) if event.kind == "collective" else None
             if made is not None and made.kind == "loader":
                 part = _part_of_loader(machine, made)
@@ -191,10 +198,16 @@ def _finding(
         waits = "the gradients of this backward are averaged over all ranks, once for each batch"
     joinable = event.kind == "backward" and model == "DDP" and not by_hand
     what, turn = ("training loop", "batch") if event.kind == "backward" else ("loop", "turn")
+    remedy = _REMEDY if joinable else f"{_EVEN}."
+    if event.kind == "collective" and place == part.location:  # There is no loader.
+        remedy = (
+            "Give every rank the same number of turns (fill up the list to a multiple of the world size), or move "
+            f"{event.name} behind the loop."
+        )
     return CHECK.finding(
         f"the data of this {what} is divided by rank in parts that may differ in length: a rank with one {turn} more "
         f"waits for the others in its last {'step' if event.kind == 'backward' else event.name}",
-        remedy=_REMEDY if joinable else f"{_EVEN}.",
+        remedy=remedy,
         locations=place,
         because=((division, part.location), (waits, event.location)),
     )

@@ -143,6 +143,34 @@ def gives_turns(store: Store, test: ast.expr) -> bool:
     return any(_is_turn(store, one) and _names(other) & rank_names(store) for one, other in (sides, sides[::-1]))
 
 
+def turn_taken(store: Store, module: Module, loop: ast.AST, node: ast.AST) -> ast.If | None:
+    """Return the test by which a rank leaves out the turns of the others in a loop, and ``node`` with them.
+
+    Of a loop over data, as far as it goes: a count that is no length may be a multiple of the number of ranks.
+    """
+    within: list[ast.AST] = [node, *module.ancestors(node)]
+    if loop not in within or not isinstance(loop, (ast.For, ast.AsyncFor)):
+        return None
+    over = loop.iter
+    if (
+        isinstance(over, ast.Call)
+        and last_name(over.func) == "range"
+        and not any(_is_length(module, part) for part in over.args)
+    ):
+        return None
+    inside = within[: within.index(loop)]
+    for statement in loop.body:
+        test = statement.test if isinstance(statement, ast.If) and not statement.orelse else None
+        if not isinstance(statement, ast.If) or not isinstance(test, ast.Compare) or not gives_turns(store, test):
+            if statement in inside:
+                return None
+            continue
+        if isinstance(test.ops[0], ast.Eq):
+            return statement if statement in inside else None
+        return statement if len(statement.body) == 1 and isinstance(statement.body[0], ast.Continue) else None
+    return None
+
+
 def as_written(store: Store, module: Module, around: ast.AST) -> Part | None:
     """Return the place where code divides what it goes over by rank, by the names in it."""
     index = module.index
