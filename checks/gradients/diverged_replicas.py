@@ -12,7 +12,8 @@ What it finds
     parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
     a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
     batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
-    frozen, or weights that are loaded after the wrap, on some ranks only.
+    frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
+    only; or such a change, a rate or a schedule by the number of the rank.
 
 Why it is bad
     DDP averages gradients and never compares weights, and no more does an average by hand. With different weights, the
@@ -74,7 +75,14 @@ from ddpdoctor.source.queries.wrapped_models import (
 )
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
+from ddpdoctor.source.torch_model.recorded_calls import (
+    CHANGED,
+    GROUP_SETTINGS,
+    SET_PARAM_GROUP,
+    SET_REQUIRES_GRAD,
+    differ_by_rank,
+    is_in_place,
+)
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -99,6 +107,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from lone_changes(whole_projection(script))
     yield from own_plateaus(whole_projection(script))
     yield from own_settings(whole_projection(script))
+    yield from own_numbers(whole_projection(script))
 
 
 _LONE = {
@@ -111,7 +120,15 @@ _LONE = {
         "Freeze the same parameters",
     ),
     "load": ("weights are loaded on {ranks} only, after DDP made the replicas alike", "Load"),
+    "gradients": (
+        "gradients are changed on {ranks} only, after DDP made them the same: the ranks take different steps",
+        "Change them",
+    ),
+    "parameters": ("parameters are changed on {ranks} only, after DDP made the replicas alike", "Change them"),
 }
+_CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
+# Of a scheduler they change nothing that it gives: who prints, and where a resumed one stands.
+_NO_RATE = frozenset({"optimizer", "verbose", "last_epoch"})
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -206,6 +223,46 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
                 )
 
 
+def own_numbers(projection: Projection) -> Iterator[Finding]:
+    """What a rank makes of its number that the replicas have to have alike: a rate, a schedule, a clip, a weight."""
+    wraps = list(projection.in_course("wrap"))
+    handed_on = max((one.ordinal for one in projection.in_course("collective") if _hands_on(one)), default=0)
+    if not wraps or any(wrap.ranks != ALL_RANKS or "process_group" in wrap.named for wrap in wraps):
+        return
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("object", "call", "training"):
+        what = _numbered(projection, event) if event.ranks == ALL_RANKS and event.node not in seen else ""
+        if not what or event.ordinal < handed_on or not _is_trained_after(projection, event):
+            continue
+        seen.add(event.node)
+        yield CHECK.finding(
+            f"each rank gives {what} another number, by its rank: equal gradients lead to different models",
+            remedy="Give every rank the same number.",
+            locations=event.location,
+            severity=Severity.ERROR,
+            because=("this number depends on the rank", event),
+        )
+
+
+def _numbered(projection: Projection, event: Event) -> str:
+    """Return what an event gives a number that is another one on each rank; empty where it gives none."""
+    if event.name == SET_PARAM_GROUP:
+        key = constant(event.positional[0])
+        return f"`{key}` of its optimizer" if differ_by_rank(event.positional[1]) and _what(projection, event) else ""
+    if event.name.startswith("torch.optim.") and event.complete:
+        made = ExternalObject(event.ordinal, event.name)
+        if has_no_tensors(made):
+            moved = numbers_of(event.argument("optimizer", 0))
+            given = (*event.positional[1:], *(one for name, one in event.named.items() if name not in _NO_RATE))
+            return "its scheduler" if any(map(differ_by_rank, given)) and moved & _stepped_by_all(projection) else ""
+        rates = {name: one for name, one in event.named.items() if name in GROUP_SETTINGS}
+        rates.update({"lr": event.positional[1]} if len(event.positional) > 1 else {})
+        key = next((name for name, one in rates.items() if differ_by_rank(one)), "")
+        return f"`{key}` of its optimizer" if key and _holds_replica(projection, [made]) else ""
+    changed = _what(projection, event) if any(map(differ_by_rank, event.positional)) else ""
+    return f"the {changed}" if changed in ("gradients", "parameters") else ""
+
+
 def lone_changes(projection: Projection) -> Iterator[Finding]:
     """Steps of schedulers and optimizers, settings, frozen parameters and loaded weights of some ranks of a job.
 
@@ -216,7 +273,7 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
         return
     candidates = projection.in_course("call", "training")
     changes = [(event, what) for event in candidates if (what := _what(projection, event))]
-    handed_on = [event.ordinal for event in projection.in_course("collective") if event.name.startswith("broadcast")]
+    handed_on = [event.ordinal for event in projection.in_course("collective") if _hands_on(event)]
     seen: set[ast.AST] = set()
     shown = next((one for one in steps(projection) if one.ranks == ALL_RANKS), None)
     for event, what in changes:
@@ -233,6 +290,10 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
             yield _lone_change(event, guard, _LONE[what], shown)
+
+
+def _hands_on(collective: Event) -> bool:
+    return collective.name.startswith("broadcast")
 
 
 def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event | None) -> Finding:
@@ -283,6 +344,14 @@ def _what(projection: Projection, event: Event) -> str:
         return "schedule" if moved & _stepped_by_all(projection) else ""
     if event.name == "load_state_dict" and options:
         return "load" if all(_is_of_replica(projection, one) for one in options) else ""
+    if event.name == "zero_grad" and options:
+        held = _holds_replica(projection, options) or all(_is_of_replica(projection, one) for one in options)
+        return "gradients" if held else ""
+    function = event.name.rpartition(".")[2] if event.name.startswith("torch.nn.") else ""
+    if event.name == CHANGED or function in _CLIPS or (function and is_in_place(function)):
+        of_gradients = function in _CLIPS or ".grad" in ast.unparse(event.node)
+        if of_gradients or function or _is_parameter(event):
+            return ("gradients" if of_gradients else "parameters") if _is_replicated(projection, event) else ""
     return ""
 
 
@@ -304,17 +373,50 @@ def _is_of_replica(projection: Projection, option: Value) -> bool:
 
 
 def _is_replicated(projection: Projection, event: Event) -> bool:
-    """Return whether parameters of a model in a DDP object are frozen: of ``net`` in ``net[0].parameters()``."""
+    """Return whether an event changes parameters of a model in a DDP object: of ``net`` in ``net[0].parameters()``."""
     node = event.node.func if isinstance(event.node, ast.Call) else event.node
     owner: ast.expr | None = node.value if isinstance(node, ast.Attribute) else None
+    if isinstance(event.node, ast.Call) and event.name.startswith("torch."):
+        owner = event.node.args[0] if event.node.args else None
     for loop in reversed(event.loops):
-        over = isinstance(loop.node, ast.For) and owner is not None
-        if over and ast.unparse(owner) in {ast.unparse(one) for one in descend(loop.node.target)}:  # type: ignore[arg-type,attr-defined]
-            owner = loop.node.iter  # type: ignore[attr-defined]
+        if owner is not None and isinstance(loop.node, ast.For):
+            owner = _gone_through(loop.node, _holding(owner)) or owner
     if owner is not None and _is_copy(event, owner):
         return False
     held = list(value_of_root(projection, event, owner)) if owner is not None else []
     return bool(held) and all(_is_of_replica(projection, option) for option in held)
+
+
+def _is_parameter(event: Event) -> bool:
+    """Return whether what an event changes is out of ``parameters()``, or has a name of torch's own parameters."""
+    node = event.node.func if isinstance(event.node, ast.Call) else event.node
+    owner = _holding(node.value) if isinstance(node, ast.Attribute) else None
+    if isinstance(owner, ast.Attribute):
+        return owner.attr in ("weight", "bias")
+    loops = (loop.node for loop in event.loops if isinstance(loop.node, ast.For))
+    over = [part for loop in loops if owner is not None and (part := _gone_through(loop, owner)) is not None]
+    calls = (inner for part in over for inner in descend(part) if isinstance(inner, ast.Call))
+    return any(last_name(call.func) in ("parameters", "named_parameters") for call in calls)
+
+
+def _holding(node: ast.expr) -> ast.expr:
+    """Return the parameter of ``parameter.grad`` or ``parameter.data``."""
+    while isinstance(node, ast.Attribute) and node.attr in ("grad", "data"):
+        node = node.value
+    return node
+
+
+def _gone_through(loop: ast.For, item: ast.expr) -> ast.expr | None:
+    """Return what a loop goes over that gives an item of it, of what it goes through beside one another that part."""
+    over, target = loop.iter, loop.target
+    if isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip") and isinstance(target, ast.Tuple):
+        beside = [over, *over.args] if last_name(over.func) == "enumerate" else over.args
+        pairs = list(zip(target.elts, beside, strict=False))
+    else:
+        pairs = [(target, over)]
+    wanted = ast.unparse(item)
+    found = (part for one, part in pairs if wanted in {ast.unparse(inner) for inner in descend(one)})
+    return next(found, None)
 
 
 def _is_copy(event: Event, owner: ast.expr) -> bool:

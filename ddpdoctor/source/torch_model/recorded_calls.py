@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import lru_cache
 
 from ddpdoctor.source.events import EventKind
@@ -15,6 +16,7 @@ from ddpdoctor.source.interpreter.values import (
     OPAQUE,
     RANKS,
     Arguments,
+    Const,
     External,
     ExternalObject,
     Function,
@@ -48,6 +50,10 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
     """Record a call of a method, if a check may look at it."""
     for kind in _kinds_of_method(name):
         machine.note(kind, name, node, given, receiver)
+    if name in GROWING_METHODS and given.positional:
+        _note_part(machine, node, receiver, given.positional[-1])
+    if machine.wrapped and is_in_place(name) and _is_apart(machine, given.values):
+        machine.note("training", CHANGED, node, given, receiver=receiver)
     if name in READING_METHODS:
         if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):
             machine.note("call", name, node, given, receiver)
@@ -57,13 +63,31 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
 
 def is_noted_method(name: str) -> bool:
     """Return whether some calls of a method may be recorded."""
-    return name == "cuda" or name in READING_METHODS or bool(_kinds_of_method(name))
+    return name == "cuda" or name in READING_METHODS | GROWING_METHODS or is_in_place(name) or bool(_kinds_of_method(name))
+
+
+def is_in_place(name: str) -> bool:
+    """Return whether a method changes its tensor, or a function its first argument, by torch's rule for names."""
+    return name[-1:] == "_" and name[0] != "_" and name[-2:] != "__" and name != "requires_grad_"
+
+
+def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
+    """Return whether only some ranks come here, or with another number on each."""
+    return machine.mask != ALL_RANKS or any(differ_by_rank(value) for value in given)
+
+
+def differ_by_rank(value: Value) -> bool:
+    """Return whether a value is a known number, and not the same one on all ranks."""
+    lanes = value.values if isinstance(value, PerRank) and not value.guessed else ()
+    numbers = {one.value for one in lanes if isinstance(one, Const) and isinstance(one.value, (int, float))}
+    return len(numbers) > 1 and all(isinstance(one, Const) and one.value in numbers for one in lanes)
 
 
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
     """Record an assignment to a variable of the environment, or to a setting of an optimizer."""
     if {kind for kind, _ in tags_of(container)} == {"param-groups"} and constant(key) in GROUP_SETTINGS:
         machine.note("training", SET_PARAM_GROUP, node, Arguments((key, value)), receiver=container)
+    _note_part(machine, node, container, value)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, Arguments((key, value)))
 
@@ -101,6 +125,8 @@ RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 FILE_METHODS = frozenset({"mkdir", "symlink_to", "unlink", "rmdir"})
 READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 """Methods of a tensor that wait for the GPU."""
+GROWING_METHODS = frozenset({"append", "insert"})
+"""Methods of torch's containers that give them one more module."""
 READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 """Functions that do so with a tensor."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
@@ -157,6 +183,8 @@ UNWRAPPED_FORWARD = "forward outside of DDP"
 """Name of the event of a forward without gradients, of a module that no DDP object holds, or of an engine."""
 
 
+CHANGED = "changed in place"
+"""Name of the event of ``parameter.grad.mul_(0.5)`` or ``parameter.data = other`` on some ranks or by the rank."""
 SET_REQUIRES_GRAD = "set requires_grad"
 """Name of the event of ``parameter.requires_grad = False``."""
 
@@ -175,13 +203,23 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
         machine.note("training", f"set {node.attr}", node, Arguments((value,)), receiver=owner)
     if node.attr == "requires_grad":
         machine.note("training", SET_REQUIRES_GRAD, node, Arguments((value,)), receiver=owner)
+    if node.attr in ("grad", "data") and machine.wrapped and _is_apart(machine, ()):
+        machine.note("training", CHANGED, node, Arguments((value,)), receiver=owner)
     if isinstance(owner, Instance) and machine.loops and machine.keeps_workers:
         machine.note("attribute", node.attr, node, Arguments((value,)), receiver=owner)
+    if isinstance(owner, ExternalObject):
+        _note_part(machine, node, owner, value)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
     machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
+
+
+def _note_part(machine: Machine, node: ast.AST, owner: Value, value: Value) -> None:
+    """Record that a module of a library is given a module, where DDP holds it."""
+    if isinstance(owner, ExternalObject) and (owner.number in machine.wrapped or owner.name == DDP):
+        machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
 
 
 ABSENT = "use of None"
