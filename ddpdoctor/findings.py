@@ -57,6 +57,8 @@ _SHOWN_BY_EFFECTS = frozenset(
 """Checks of which the run sees what comes of it: a backward that averages nothing, parameters that differ, a wrap that
 does not know some. The source shows the line that does it.
 """
+_COMES_OF = {("module-changed-after-wrap", "unused-parameters")}
+"""Checks of the source and of the run: the parameters of a module that was replaced get no gradient any more."""
 _ASKED = {
     "nan": "the rank's own batch",
     "short-batch": "the rank's own batch",
@@ -160,8 +162,8 @@ def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
 
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
-    same = [cause for cause in causes if cause.code == seen.code]
-    if len(same) == 1 and seen.name in _SHOWN_BY_EFFECTS and not seen.stress:
+    same = [cause for cause in causes if cause.code == seen.code or (cause.name, seen.name) in _COMES_OF]
+    if len(same) == 1 and same[0].name in _SHOWN_BY_EFFECTS and not seen.stress:
         return same[0]
     if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
         return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".
@@ -227,13 +229,15 @@ def _leaves(cause: Finding) -> bool:
 
 
 def _renamed(seen: Finding, cause: Finding) -> Finding:
-    return msgspec.structs.replace(seen, code=cause.code, name=cause.name, trouble=cause.trouble, remedy=cause.remedy)
+    trouble = cause.trouble or seen.trouble
+    return msgspec.structs.replace(seen, code=cause.code, name=cause.name, trouble=trouble, remedy=cause.remedy)
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
     if seen.stress and not any(_ASKED[seen.stress] in text for text in _texts(suspicion)):
         return False
     same = suspicion.code == seen.code or (suspicion.trouble, seen.trouble) in _WHY
+    same = same or (suspicion.name, seen.name) in _COMES_OF
     places = _all_places(seen)
     # What a run shows of the whole job, at no place, is what the same check suspects at one.
     if same and (not places or _overlap(_all_places(suspicion), places)):

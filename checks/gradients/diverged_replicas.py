@@ -234,13 +234,20 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
         what = _numbered(projection, event) if event.ranks == ALL_RANKS and event.node not in seen else ""
         if not what or event.ordinal < handed_on or not _is_trained_after(projection, event):
             continue
+        if what == "the parameters" and event.ordinal < wraps[0].ordinal:
+            continue
         seen.add(event.node)
+        step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
         yield CHECK.finding(
             f"each rank gives {what} another number, by its rank: equal gradients lead to different models",
             remedy="Give every rank the same number.",
             locations=event.location,
             severity=Severity.ERROR,
-            because=("this number depends on the rank", event),
+            because=(
+                ("this number depends on the rank", event),
+                ("the ranks step apart here", step.location),
+                ("DDP makes the replicas alike here", wraps[0].location),
+            ),
         )
 
 
@@ -286,18 +293,21 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
             continue
         if not _is_trained_after(projection, event):
             continue  # As where the first rank loads the best weights to test them.
-        wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
-        if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
+        wrap = next((wrap for wrap in wraps if wrap.ordinal < event.ordinal), None)
+        if what not in ("load", "parameters") or wrap:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
-            yield _lone_change(event, guard, _LONE[what], shown)
+            apart = wrap if what in ("load", "parameters") else None
+            yield _lone_change(event, guard, _LONE[what], shown, apart)
 
 
 def _hands_on(collective: Event) -> bool:
     return collective.name.startswith("broadcast")
 
 
-def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event | None) -> Finding:
-    """Return the finding, with where every rank steps an optimizer: there a run shows the replicas apart."""
+def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event | None, wrap: Event | None) -> Finding:
+    """Return the finding, with where a run shows the replicas apart: where every rank steps an optimizer, or where DDP
+    made them alike.
+    """
     from ddpdoctor.diagnosis.wording import rank_list
 
     title, verb = told
@@ -313,6 +323,7 @@ def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event 
         because=(
             (kept_out, Via(guard.location, event.chain)),
             *((("every rank steps the optimizer here", step.location),) if step is not None and elsewhere else ()),
+            *((("DDP makes the replicas alike here", wrap.location),) if wrap is not None else ()),
         ),
     )
 

@@ -75,6 +75,17 @@ def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(name: st
         assert merged.evidence[0].text == "they differ"
 
 
+def test_parameters_of_a_replaced_module_that_get_no_gradient_are_told_as_the_replacement() -> None:
+    cause = finding("DDP213", "module-changed-after-wrap", Severity.ERROR, at(14), evidence=(_fact(12),))
+    effect = msgspec.structs.replace(
+        finding("DDP201", "unused-parameters", Severity.ERROR, at(12), basis="rehearsal", title="no gradient"),
+        trouble="unused-parameters",
+    )
+    (merged,) = merge([cause], [effect])
+    assert (merged.code, merged.location, merged.trouble) == ("DDP213", at(14), "unused-parameters")
+    assert merged.evidence[0].text == "no gradient"
+
+
 def test_a_divergence_in_the_source_merges_through_the_stack_of_a_waiting_rank() -> None:
     (merged,) = merge([_suspected_divergence(22)], [hang()])
     assert merged.evidence[0].text == hang().title

@@ -63,7 +63,8 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
 
 def is_noted_method(name: str) -> bool:
     """Return whether some calls of a method may be recorded."""
-    return name == "cuda" or name in READING_METHODS | GROWING_METHODS or is_in_place(name) or bool(_kinds_of_method(name))
+    known = name == "cuda" or name in READING_METHODS or name in GROWING_METHODS
+    return known or is_in_place(name) or bool(_kinds_of_method(name))
 
 
 def is_in_place(name: str) -> bool:

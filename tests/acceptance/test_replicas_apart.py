@@ -1,0 +1,60 @@
+"""What ranks do to replicas apart is one finding, of source and run: at the line that does it, with the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from tests.check_command import check
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 8)).square().mean().backward()
+{inside}
+    optimizer.step()
+dist.destroy_process_group()
+"""
+CASES = {
+    "a rate by rank": ("DDP208", 'optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)  # here', ""),
+    "a clip on one rank": (
+        "DDP208",
+        "",
+        "if rank == 0:\n    nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here",
+    ),
+    "a clip by rank": ("DDP208", "", "nn.utils.clip_grad_norm_(model.parameters(), 0.01 + rank)  # here"),
+    "a layer set to zero": ("DDP208", "if rank == 1:\n    nn.init.zeros_(model.module[2].weight)  # here", ""),
+    "another head": ("DDP213", "model.module[2] = nn.Linear(8, 1)  # here", ""),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if "head" in name or name == "a rate by rank" else pytest.mark.long)
+        for name in CASES
+    ],
+)
+def test_the_line_that_parts_replicas_leads(name: str, tmp_path: Path) -> None:
+    code, before, inside = CASES[name]
+    text = SCRIPT.format(before=before, inside=indent(inside, "    "))
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    _, report = check("train.py", cwd=tmp_path)
+    (finding,) = [one for one in report["findings"] if one["severity"] != "advice"]
+    here = next(number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# here"))
+    assert (finding["code"], finding["locations"][0]["line"]) == (code, here), finding["title"]
+    assert sorted(finding["basis"]) == ["rehearsal", "source"]
+    assert {fact["basis"] for fact in finding["evidence"]} == {"rehearsal", "source"}
