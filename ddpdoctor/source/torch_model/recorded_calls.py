@@ -227,7 +227,7 @@ def _is_certain(machine: Machine) -> bool:
 
 
 def note_own_step(machine: Machine, node: ast.AST, function: Function, given: Arguments) -> None:
-    """Record a step of an optimizer whose class the project derives from one of torch, and what is told an epoch."""
+    """Record a step of an optimizer whose class the project derives from one of torch, and what gets an epoch."""
     owner, name = function.receiver, getattr(function.node, "name", "")
     if name == "set_epoch":
         machine.note("set-epoch", name, node, given, receiver=owner)
