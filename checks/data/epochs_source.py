@@ -210,8 +210,8 @@ def _samplers_with_epoch(projection: Projection) -> dict[int, int] | None:
                 sure = bool(event.guards) and not any(guard.guessed for guard in event.guards)
                 for number in (receiver.number, *inside):
                     told[number] = told.get(number, 0) | (event.ranks if sure else ALL_RANKS)
-            elif constant(receiver) is not None:
-                return None
+            elif constant(receiver) is not None and not isinstance(receiver, Instance):
+                return None  # What a method of the project does was followed: it may tell a sampler.
     for module in projection.machine.script.modules:
         for node in module.calls_by_name.get("set_epoch", ()) if "set_epoch" in module.text else ():
             if node in walked or not isinstance(node.func, ast.Attribute):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ddpdoctor.check import Verdict
 from ddpdoctor.finding import Severity
@@ -35,7 +35,7 @@ def left_out(script: Script) -> Iterator[Verdict]:
     loads, or by the checkpoint.
 
     What is loaded is known by the objects that load_state_dict is called of. Where one of those is not known, any other
-    use of the key as a string is taken for its load.
+    use of the key as a string is taken for its load. A job goes on from where weights and epoch are taken of one thing.
     """
     read: set[str] = set()
     loads: list[ast.Call] = []
@@ -57,10 +57,11 @@ def left_out(script: Script) -> Iterator[Verdict]:
     given = [argument for call in loads for argument in call.args[:1]]
     if not saved or any(isinstance(one, ast.Subscript) and not isinstance(one.slice, ast.Constant) for one in given):
         return
-    states = _States(script)
+    states, taken = _States(script), _taken(script)
     for module, literal, named in saved:
         weights = [name for name, value in named.items() if owner_of_state(value) and not _is_stateful(name, value)]
-        if not read.intersection(weights) or not any(speaks_of(name, _COUNTS) and name in read for name in named):
+        counts = {name for name in named if speaks_of(name, _COUNTS)}
+        if not any(keys & set(weights) and keys & counts for keys in taken):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
             if not owner_of_state(value) or not _is_stateful(name, value):
@@ -88,6 +89,17 @@ def left_out(script: Script) -> Iterator[Verdict]:
                     because=(f"the {what} is made here", made.location),
                     severity=Severity.ADVICE if kind == "scaler" else None,  # A few steps are lost.
                 )
+
+
+def _taken(script: Script) -> Collection[set[str]]:
+    """Return the keys that are taken of each thing, known by its text: a configuration has an epoch, too."""
+    taken: dict[str, set[str]] = {}
+    for module in script.modules:
+        for part in (*module.index.of(ast.Subscript), *module.index.of(ast.Call)):
+            whose = part.func if isinstance(part, ast.Call) else part
+            if isinstance(whose, (ast.Attribute, ast.Subscript)) and (key := _key_of(part)):
+                taken.setdefault(ast.unparse(whose.value), set()).add(key)
+    return taken.values()
 
 
 class _States:
@@ -299,10 +311,10 @@ def _resumed_loop(event: Event) -> ast.For | None:
 
 def _key_of(part: ast.AST) -> str:
     """Return the key that something is taken by."""
-    if isinstance(part, ast.Subscript):
+    if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load):
         return _text(part.slice)
-    is_get = isinstance(part, ast.Call) and last_name(part.func) == "get" and part.args
-    return _text(part.args[0]) if isinstance(part, ast.Call) and is_get else ""
+    is_get = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("get", "pop")
+    return _text(part.args[0]) if isinstance(part, ast.Call) and is_get and part.args else ""
 
 
 # Parameters that a load replaces while an optimizer holds them.

@@ -55,7 +55,7 @@ RETURNING = frozenset(
             f"mmengine.dist.{name}"
             for name in ("all_gather", "all_gather_object", "all_reduce_dict", "all_reduce_params")
         ),
-        *(f"mmengine.dist.{name}" for name in ("broadcast_object_list", "collect_results", "gather", "gather_object")),
+        *(f"mmengine.dist.{name}" for name in ("collect_results", "gather", "gather_object")),
         "mmengine.dist.sync_random_seed",
         # It asks every rank for its length before it pads.
         *(f"monai.utils.{part}evenly_divisible_all_gather" for part in ("", "dist.")),
@@ -78,13 +78,14 @@ RETURNING = frozenset(
             f"accelerate.utils.{part}{name}"
             for part in ("", "operations.", "other.")
             for name in (
-                *("gather", "gather_object", "broadcast", "broadcast_object_list", "reduce", "pad_across_processes"),
-                "wait_for_everyone",
+                *("gather", "gather_object", "broadcast", "reduce", "pad_across_processes", "wait_for_everyone"),
             )
         ),
     }
 )
 """Functions that every rank must call and that leave their arguments as they are."""
+# Both hand the list to torch's function of this name; Accelerate's returns it, too.
+_FILLING = ("mmengine.dist", "accelerate.utils", "accelerate.utils.operations")
 
 RANK_AND_SIZE = frozenset(
     f"{place}.get_dist_info" for place in ("mmengine.dist", "mmcv.runner", "mmcv.runner.dist_utils")
@@ -223,6 +224,7 @@ COLLECTIVES: Mapping[str, Collective] = {
         for name in ("summon_full_params", "optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict")
     },
     **dict.fromkeys(RETURNING, Collective(-1, True, ())),
+    **dict.fromkeys((f"{place}.broadcast_object_list" for place in _FILLING), Collective(-1, True)),
 }
 COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     "accelerate.Accelerator": frozenset(

@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.values import (
     BAR,
     MEMBERS,
     NONE,
+    OPAQUE,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -139,6 +140,12 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
     if scope is not None:
         machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
+    by_rank = isinstance(value, PerRank) or machine.mask != machine.frame.entry
+    if by_rank and owner in (OPAQUE, UNIFORM) and isinstance(target.value, ast.Name):
+        # Settings of which nothing is known but what ranks set of them, each in its own way.
+        owners = [made := ExternalObject(machine.object_number(target), "")]
+        machine.store.outside.add(made.number)
+        machine.store.write((scope_that_holds(machine, target.value.id), target.value.id), made)
     if target.attr == "print":
         machine.note("call", PRINT_REPLACED, target, Arguments((value,)))
     if target.attr == "requires_grad" and not owners:

@@ -396,7 +396,7 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     """Return the functions and classes among which ``getattr(owner, f"start_{how}")`` chooses; None without any."""
     if not isinstance(node, ast.Call) or len(node.args) < 2:
         return None
-    pattern = _pattern_of(machine.frame.module, node.args[1])
+    pattern = pattern_of(machine.frame.module, node.args[1])
     if _ANY not in pattern:
         return None
     if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST:
@@ -426,14 +426,14 @@ def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | Non
     return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
 
 
-def _pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
+def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
     """Return a regular expression for a text that is put together; ``.*`` for a part that is not known."""
     if isinstance(node, ast.Constant):
         return re.escape(str(node.value))
     if isinstance(node, ast.JoinedStr):
-        return "".join(_pattern_of(module, part, depth) for part in node.values)
+        return "".join(pattern_of(module, part, depth) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _pattern_of(module, node.left, depth) + _pattern_of(module, node.right, depth)
+        return pattern_of(module, node.left, depth) + pattern_of(module, node.right, depth)
     template = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
         template = node.func.value
@@ -442,5 +442,5 @@ def _pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
     if isinstance(node, ast.Name) and not depth:
         assigned = module.index.within(module.body_around(node), ast.Assign)
         values = [one.value for one in assigned if any(last_name(target) == node.id for target in one.targets)]
-        return _pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
+        return pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
     return _ANY

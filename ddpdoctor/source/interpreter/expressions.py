@@ -20,6 +20,7 @@ from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
     FALSE,
     MEMBERS,
     OPAQUE,
@@ -39,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    as_filled,
     as_made,
     by_rank,
     constant,
@@ -111,8 +113,10 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     kind = value.__class__
     if name in machine.store.partly:
         note_unassigned(machine, node, scope_that_holds(machine, name), name)
-    if isinstance(value, PerRank) and machine.mask in _ONE_OF_EACH_NODE:
-        return as_made(value, machine.mask)
+    if isinstance(value, PerRank) and machine.mask != ALL_RANKS:
+        filled = as_filled(value, machine.mask)
+        each_node = filled is value and machine.mask in _ONE_OF_EACH_NODE
+        return as_made(value, machine.mask) if each_node else filled
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
 
 
@@ -141,6 +145,8 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
         return UNIFORM
     value = attribute_of(machine, owner, name)
     kind = value.__class__
+    if isinstance(value, PerRank) and machine.mask != ALL_RANKS:
+        return as_filled(value, machine.mask)
     guesses = kind is Unknown or kind is BoundMethod or kind is OneOf
     return guess_from_name(machine, name, value, of_object=True) if guesses else value
 

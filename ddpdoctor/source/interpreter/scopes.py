@@ -16,6 +16,7 @@ from ddpdoctor.source.interpreter.values import (
     RANKS,
     UNIFORM,
     Arguments,
+    BoundMethod,
     Const,
     DictValue,
     Function,
@@ -133,11 +134,14 @@ class Store:
         """Names that some ranks alone gave a value where they had none: see ``makers``."""
         self.oldest_written = NEVER
         """Smallest number of a scope or object that was written since this was set to ``NEVER``."""
+        self.outside: set[int] = set()
+        """Objects that come from outside of what was read: each attribute has a value before any is given."""
 
     def get(self, owner: int, name: str) -> Value | None:
         """Return the value of a name, None when it has none."""
         names = self.owners.get(owner)
-        return None if names is None else names.get(name)
+        found = None if names is None else names.get(name)
+        return BoundMethod(OPAQUE, name) if found is None and owner in self.outside else found
 
     def set(self, owner: int, name: str, value: Value, ranks: int = ALL_RANKS) -> None:
         """Give a name a value on the ranks of a mask; the others keep theirs."""

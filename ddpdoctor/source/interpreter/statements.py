@@ -36,7 +36,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
-from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent
 from ddpdoctor.source.vocabulary import SAME_ITEMS
 
@@ -107,7 +107,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     start = machine.mask
     machine.mask &= ~empty
     if machine.mask:
-        whole = machine.held(_gone_over(statement.iter))
+        whole = machine.held(_gone_over(machine.frame.module, statement.iter))
         once = all(count is not None and count <= 1 for count in turns)
         around = LoopAround(statement, machine.frame.module, iterable, once, whole)
         own = own_iterable(machine, statement.iter, iterable)
@@ -141,13 +141,20 @@ def _feeds_a_model(machine: Machine, loop: ast.For | ast.AsyncFor) -> bool:
     return trains and any(map(machine.is_parallel, models))
 
 
-def _gone_over(iterable: ast.expr) -> ast.expr:
+def _gone_over(module: Module, iterable: ast.expr) -> ast.expr:
     """Return that of which calls around it give every item, or the number: ``x`` of ``enumerate(tqdm(x))``.
 
-    What is drawn from it, cut, or laid beside something else may be less.
+    What is drawn from it, cut, or laid beside something else may be less. A number may have a name, which is set once.
     """
+    function = ""
     while isinstance(iterable, ast.Call) and iterable.args and last_name(iterable.func) in _EVERY_ITEM:
-        iterable = iterable.args[last_name(iterable.func) == "range" and len(iterable.args) > 1]
+        function = last_name(iterable.func)
+        iterable = iterable.args[function == "range" and len(iterable.args) > 1]
+    if function == "range" and isinstance(iterable, ast.Name):
+        assigned = module.index.within(module.body_around(iterable), ast.Assign)
+        values = [one.value for one in assigned if iterable.id in map(last_name, one.targets)]
+        if len(values) == 1 and isinstance(values[0], ast.Call) and last_name(values[0].func) == "len":
+            return _gone_over(module, values[0])
     return iterable
 
 

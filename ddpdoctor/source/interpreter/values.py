@@ -256,6 +256,13 @@ def as_made(value: PerRank, ranks: int) -> Value:
     return value if ranks & ~makers else made
 
 
+def as_filled(value: PerRank, ranks: int) -> Value:
+    """Return a container as it is on the ranks of a mask, where these fill it alike; another value as it is."""
+    lanes = [value.values[rank] for rank in RANKS if ranks >> rank & 1]
+    alike = all(isinstance(lane, (DictValue, SequenceValue)) and lane == lanes[0] for lane in lanes)
+    return lanes[0] if lanes and alike else value
+
+
 def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
     """Apply a function of plain values on every rank."""
     for value in inputs:

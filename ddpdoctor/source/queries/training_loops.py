@@ -281,8 +281,8 @@ def _loaders_in(machine: Machine, iterable: Value) -> tuple[set[int], bool]:
     for option in options_of(iterable):
         if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
             numbers.add(option.number)
-        elif not tags_of(option) and not items and constant(option) is not None:
-            certain = False
+        elif option != SequenceValue(()) and not tags_of(option) and not items and constant(option) is not None:
+            certain = False  # Nothing comes out of an empty list, which is filled later.
     return numbers, certain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -19,6 +20,7 @@ from ddpdoctor.source.interpreter.attributes import (
     lacks,
     makers_of,
     named_like,
+    pattern_of,
     promised_by_name,
 )
 from ddpdoctor.source.interpreter.scopes import Cell
@@ -549,6 +551,18 @@ def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if len(positional) == 2 and isinstance(positional[0], ProjectModule) and not is_varying(positional[1]):
         return _class_of_module(machine, positional[0]) or derived(positional)
     return derived(positional)
+
+
+def read_text(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``."""
+    written = node.args[0] if isinstance(node, ast.Call) and node.args else ast.Constant("")
+    first, *names = pattern_of(machine.frame.module, written).split(re.escape("."))
+    owner = machine.lookup(first) if first.isidentifier() else OPAQUE
+    for name in names:
+        if isinstance(owner, ProjectModule) and not name.isidentifier():
+            return _class_of_module(machine, owner) or OPAQUE
+        owner = attribute_of(machine, owner, name) if name.isidentifier() else OPAQUE
+    return owner if isinstance(owner, (Function, ProjectClass)) else derived(given.positional)
 
 
 def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:

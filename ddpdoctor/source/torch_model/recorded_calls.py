@@ -266,8 +266,10 @@ def _is_certain(machine: Machine) -> bool:
 
 
 def note_own_step(machine: Machine, node: ast.AST, function: Function, given: Arguments) -> None:
-    """Record a step of an optimizer whose class the project derives from one of torch."""
+    """Record a step of an optimizer whose class the project derives from one of torch, and what gets an epoch."""
     owner, name = function.receiver, getattr(function.node, "name", "")
+    if name == "set_epoch":
+        machine.note("set-epoch", name, node, given, receiver=owner)
     if name not in ("step", "zero_grad") or not isinstance(owner, Instance):
         return
     if any(base.startswith("torch.optim.") for base in base_names(machine, owner.cls)):
