@@ -44,7 +44,7 @@ _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)", _FLAGS)
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\]]+?))? Rank (?P<rank>\d+)\]")
 _OWN_RANK = re.compile(
     r"\[Rank (\d+)\]|Rank (\d+) is running (?:inconsistent )?collective|Rank (\d+) has \d+ params"
-    r"|for rank (\d+):|^\[(\d+)\]: params\[",
+    r"|for rank (\d+):|^\[(\d+)\]: params\[|, RankID:(\d+)\)",
     re.MULTILINE,
 )
 _PARAMETERS = re.compile(r"Parameters which did not receive grad for rank \d+: ([^\n]+)")

@@ -64,8 +64,8 @@ _LAUNCHER = re.compile(
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
-_DEAD_ACTORS = frozenset({"ActorDiedError", "RayActorError"})
-"""What Ray raises where the process of an actor ended; the second of versions before 2.10."""
+_DEAD_ACTORS = frozenset({"ActorDiedError", "RayActorError", "Ray"})
+"""What Ray raises, or says, where the process of an actor ended; the second of versions before 2.10."""
 _FROM_OUTSIDE = frozenset({"SignalException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
@@ -314,7 +314,8 @@ class LogReader:
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
                     width=self._boxes.width, headless=not begins, ignored=begins and self._is_ignored(prefixed, number),
                     hint=hint_of(text) or self._boxes.hint,
-                )
+                ),
+                text[: len(text) - len(text.lstrip())] if begins else "",
             )  # fmt: skip
             self._spawned = None
             if begins:
@@ -358,7 +359,8 @@ class LogReader:
         elif self._after and (match := _OF_RAY.match(text)):
             last = self.read_so_far.incidents[-1:]
             if last and not last[0].frames and number - last[0].line < LINES_AFTER:
-                pid, host = last[0].pid or int(match["pid"] or 0), last[0].host or match["host"] or ""
+                # Whoever tells of it has an address of its own.
+                pid, host = int(match["pid"] or last[0].pid), match["host"] or last[0].host
                 self.read_so_far.incidents[-1] = replace(last[0], pid=pid, host=host)
         elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
@@ -526,6 +528,8 @@ class LogReader:
 
     def _add(self, incident: Incident, prefixed: Prefixed, line: int) -> None:
         rank = prefixed.rank if prefixed.rank is not None else self._rank
+        if incident.kind == "signalled" and incident.type in _DEAD_ACTORS:
+            prefixed = replace(prefixed, host="", pid=0)  # Another process tells of it, perhaps elsewhere.
         is_room = len(self.read_so_far.incidents) < MOST_INCIDENTS
         self.read_so_far.dropped += not is_room and len(self._latest) == MOST_LATEST
         known = replace(

@@ -23,6 +23,15 @@ _KERNEL = re.compile(r"\[ *\d+\.\d{6}\] ")
 _COLUMNS = re.compile(r"\t| {2,}")
 _WORDS = re.compile(r"[^\W\d_]{2,}")
 _BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
+_COUNTED = re.compile(
+    # torch's examples, Hugging Face and Megatron: "Train Epoch: 1 [640/60000", "'epoch': 0.2", "iteration  100/".
+    r"(?<![a-z])(?:epoch|step|iter(?:ation)?)s?(?:\(\w+\)| is)?[\W_]{0,16}?(\d+(?:\.\d+)?)(?:\W{1,16}?(\d+)/)?",
+    re.IGNORECASE,
+)
+_MEASURED = re.compile(r"\d\.\d")
+"""Who counts retries measures nothing."""
+_RISES = 3
+"""So many counts of one rank, each above the one before: a job that gets on, though it wrote no such line earlier."""
 _MOST_KINDS = 2_000
 _MOST_NOTED = 200
 """Pieces of a log whose kinds of lines are noted."""
@@ -81,6 +90,7 @@ class Progress:
         """Return the lines of progress in the last piece of the log, whose first line has that number."""
         found = []
         reached: dict[str, int] = {}
+        rising: dict[tuple[int | None, tuple[str, ...]], list[tuple[tuple[float, ...], int]]] = {}
         for number, line in enumerate(tail.decode("utf-8", "replace").split("\n"), first_line):
             prefixed = split(line, self._habit, self._year)
             text = prefixed.text
@@ -91,10 +101,17 @@ class Progress:
                 reached[bar["of"]] = max(int(bar["done"]), before or 0)
             if _FAILED.search(text) or prefixed.level in ("E", "F", "W"):
                 continue
+            kind = _kind_of(text)
             if _FINISHED.search(text):
                 found.append(Later(number, prefixed.rank, _FINISH))
-            elif int(bar["done"]) > before if bar and before is not None else _kind_of(text) in self._kinds:
+            elif int(bar["done"]) > before if bar and before is not None else kind in self._kinds:
                 found.append(Later(number, prefixed.rank, 1))
+            elif kind and _MEASURED.search(text) and (counted := _counts_in(text)):
+                before_it = rising.setdefault((prefixed.rank, kind), [])
+                if not before_it or counted > before_it[-1][0]:
+                    before_it.append((counted, number))
+        for (rank, _), counts in rising.items():
+            found += [Later(number, rank, 1) for _, number in counts if len(counts) >= _RISES]
         return tuple(found)
 
 
@@ -103,6 +120,10 @@ def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
     return sum(
         one.counts for one in later if one.line > line and (rank is None or one.rank == rank or one.counts == _FINISH)
     )
+
+
+def _counts_in(text: str) -> tuple[float, ...]:
+    return tuple(float(one or 0) for pair in _COUNTED.findall(text) for one in pair)
 
 
 def _kind_of(text: str) -> tuple[str, ...]:

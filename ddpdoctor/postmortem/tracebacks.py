@@ -25,6 +25,7 @@ _GOES_ON = re.compile(
     r"|In addition, you can set|making sure all `forward`|If you already have done|\[\S*gloo/|Original Traceback"
     r"|Collectives differ in|Last error:|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclUnhandledCudaError"
     r"|ncclRemoteError|socket\w+ ?: |NET/\w+ ?: |Memory on the node \(IP|CUDA kernel errors might"
+    r"|\[ERROR\] \S+ \(PID:\d+, Device:|E[A-Z]\d{4}: "  # Of torch_npu, and the codes of CANN below it.
     r"|\[Rank \d+\]|\t\w+: |The actor is dead|terminate called|Exception raised from)"
 )
 """Second and later lines of torch's messages."""
@@ -72,6 +73,8 @@ class Raised(msgspec.Struct, kw_only=True):
     """What stands in front of all its lines but, perhaps, the first."""
     nested: bool = False
     """Its message passes on the traceback of another process or thread."""
+    passes_on: Raised | None = None
+    """Whose message it stands in, with its head below the first line."""
     age: int = 0
     width: int = 0
     """Columns after which ``rich`` has wrapped the message; 0 where it did not write it."""
@@ -129,12 +132,16 @@ class Tracebacks:
             one.nested and one.marked == marked for one in self._closed
         )
 
-    def begin(self, raised: Raised) -> None:
-        """Open a traceback."""
+    def begin(self, raised: Raised, indent: str = "") -> None:
+        """Open a traceback; ``indent`` is in front of its head."""
         for other in self._open:
             if other.marked == raised.marked:
                 other.mixed = raised.mixed = True
         raised.earlier = self._chained.pop(raised.marked, None)
+        if indent and (outer := self._told_in(raised.marked, indent)):
+            self._closed.remove(outer)
+            raised.passes_on, raised.frames = outer, [*outer.frames]
+            raised.line, raised.position, raised.earlier = outer.line, outer.position, outer.earlier
         if raised.hint:
             # What it was passed on in ends with this line.
             self._open = [one for one in self._open if one.marked != raised.marked]
@@ -190,12 +197,17 @@ class Tracebacks:
         cut = [] if goes_on else self._open
         left = [
             *self._closed,
-            *(one for one in cut if one.frames and (not one.headless or one.is_where_the_log_ends)),
+            *(one.passes_on or one for one in cut if one.frames and (not one.headless or one.is_where_the_log_ends)),
             *(one for one in cut[-1:] if one.hint and not (one.headless or one.frames) and one.age <= LAST_LINES),
             *filter(None, self._chained.values()),
         ]
         self._open, self._closed, self._chained = [], [], {}
         return left
+
+    def _told_in(self, marked: str, indent: str) -> Raised | None:
+        """Return the exception in whose message a head stands: it is indented, and those of one logger are alike."""
+        last = next((one for one in reversed(self._closed) if one.marked == marked), None)
+        return last if last and last.age < LAST_LINES and len(last.margin) < len(indent) else None
 
     def _goes_on(self, marked: str, text: str) -> bool:
         """Add a line to the message of an exception that has just ended."""
@@ -216,7 +228,11 @@ class Tracebacks:
             last.message[-1] = f"{last.message[-1].rstrip()} {text.strip()}"
             last.reach, last.age = len(text.rstrip()), 0
             return True
-        told = _GOES_ON.match(text) or last.message[-1].strip() == "Last error:"
+        # A list below a colon is indented, and so is the code of other ranks' frames, where no mark parts the ranks.
+        lists = last.message[-1].rstrip().endswith(":") or last.message[-1][:1].isspace()
+        listed = lists and (last.age == 1 or marked) and text[:1].isspace()
+        listed = listed and not any(one.marked == marked for one in self._open)
+        told = listed or _GOES_ON.match(text) or last.message[-1].strip() == "Last error:"
         if told and len(last.message) < MOST_MESSAGE_LINES:
             last.message.append(text[:LONGEST_MESSAGE_LINE])
             last.age = 0
@@ -256,7 +272,7 @@ class Tracebacks:
         given_up = [one for one in self._open if one.age > MOST_LINES]
         self._closed = [one for one in self._closed if one not in done]
         self._open = [one for one in self._open if one not in given_up]
-        return done + [one for one in given_up if one.frames and not one.headless]
+        return done + [one.passes_on or one for one in given_up if one.frames and not one.headless]
 
 
 def hint_of(text: str) -> str:

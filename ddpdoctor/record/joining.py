@@ -26,18 +26,25 @@ if TYPE_CHECKING:
 _PASSED_ON = re.compile(r"\ACaught (?P<type>\w+) (?P<where>in [^\n]*?)\.?\nOriginal Traceback")
 """How torch raises again what a loader's worker, or a replica's thread, has raised."""
 _FRAME = re.compile(r'^ +File "(?P<file>[^"\n<]+)", line (?P<line>\d+)', re.MULTILINE)
+_OF_CANN = re.compile(r"^E[A-Z]\d{4}: .+", re.MULTILINE)
+"""The runtime of Ascend numbers its errors, below torch's words for the call."""
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
 
 
 def headline(raised: RankException) -> str:
-    """Return the first line of its message; of one that a worker passed on, what the worker said and where."""
+    """Return the first line of its message, with the first of a list below it, or what CANN says of its error; of one
+    that a worker passed on, what the worker said and where.
+    """
     message = raised.message.strip()
     passed_on = _PASSED_ON.match(message)
     if passed_on is not None:
         said = _worker_message(message, passed_on["type"])
         if said:
             return f"{said} ({_origin(message)}{passed_on['where']})"
-    return message.partition("\n")[0]
+    first, _, below = message.partition("\n")
+    if coded := _OF_CANN.search(below):
+        return f"{first.removeprefix('[ERROR] ')}: {coded[0]}"
+    return f"{first} {below.strip().partition(chr(10))[0]}" if first.endswith(":") and below else first
 
 
 def _worker_message(message: str, kind: str) -> str:
