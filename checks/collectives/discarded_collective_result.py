@@ -4,7 +4,8 @@ What it finds
     A collective that returns its result (Horovod's `allreduce`, functional collectives, those of
     `torch.distributed.nn`, Accelerate's `gather` and `reduce`) called as a statement on a variable that is used
     afterwards as if it had been changed in place. Also one with `async_op=True`, or `irecv`, whose tensor is used
-    before anything waits for the handle that it returns, or though nothing ever does.
+    before anything waits for the handle that it returns, or though nothing ever does; an `isend` whose tensor is
+    changed in place before that; and either of them in `batch_isend_irecv`.
 
 Why it is bad
     The variable still holds this rank's own value. Nothing fails: gradients are not averaged, or rank 0's metric is
@@ -29,7 +30,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from ddpdoctor.check import Check
@@ -41,7 +42,7 @@ from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.queries.origins import NAMED, pairs_of
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name, once
+from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
@@ -50,7 +51,7 @@ CHECK = Check(
     name="discarded-collective-result",
     severity={"source": Severity.ERROR},
     subjects=("collectives",),
-    triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across", "irecv"),
+    triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across", "irecv", "isend"),
 )
 
 
@@ -124,7 +125,8 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
 
 _KEEP = "Keep what the call returns, and wait for it before the use: handle = ..., then handle.wait()."
 _SOONER = "Call wait() of what the call returns before the first use."
-_RECEIVES = "torch.distributed.irecv"
+_BATCH = "torch.distributed.batch_isend_irecv"
+_STARTS = frozenset({"torch.distributed.irecv", "torch.distributed.isend", _BATCH})
 # After these calls what was started before is done, or may be: of a handle, of the device, of all ranks.
 _WAITS = regex(r"^(wait(_\w+)?|\w*synchronize|\w*barrier|is_completed|get_future|destroy_process_group)$")
 # What collectives call the tensor that they write; a later one of these is what others of them read.
@@ -133,6 +135,8 @@ _WRITTEN = ("gather_list", "tensor_list", "output_tensor_list", "output_tensor",
 _OF_FORM = frozenset({"shape", "size", "numel", "dim", "ndim", "dtype", "device", "element_size", "backward"})
 _VIEWS = frozenset({"data", "detach", "view", "view_as", "reshape", "flatten", "chunk", "split", "unbind", "narrow"})
 _KEEPS = frozenset({"append", "extend", "put", "len", "id", "isinstance", "record_stream", "list", "tuple", "zip"})
+# Methods that are spelled as those that change numbers, and change none.
+_OF_FLAGS = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_"})
 _DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _PARTS = (ast.Name, ast.Attribute, ast.Subscript)
 _PASSES_ON = (
@@ -156,17 +160,19 @@ def _not_waited_for(projection: Projection) -> Iterator[Finding]:
     for event in projection.of_kind("call"):
         given = (*event.positional, event.named.get("async_op", NONE))
         starts = event.name in COLLECTIVES and any(constant(one) is True for one in given)
-        if event.node in seen or not (starts or event.name == _RECEIVES):
+        if event.node in seen or not (starts or event.name in _STARTS):
             continue
-        holder, use = _Handle(projection.machine.script, event, rank_names(projection.machine.store)).used()
+        handle = _Handle(projection.machine.script, event, rank_names(projection.machine.store))
+        holder, use = handle.used()
         if use is not None:
             seen.add(event.node)
             how = "only later is its handle waited for" if holder else "nothing waits for the handle it returns"
+            uses, needs = ("changed", "changes what it sends") if handle.sends else ("used", "needs what it writes")
             yield CHECK.finding(
-                f"{event.name.rpartition('.')[2]} may still run when its tensor is used: {how}",
+                f"{event.name.rpartition('.')[2]} may still run when its tensor is {uses}: {how}",
                 remedy=_SOONER if holder else _KEEP,
                 locations=event.location,
-                because=((f"`{use[0].excerpt(use[1], 60)}` needs what it writes", use[0].location(use[1])),),
+                because=((f"`{use[0].excerpt(use[1], 60)}` {needs}", use[0].location(use[1])),),
             )
 
 
@@ -177,12 +183,16 @@ class _Handle:
         self._script, self._event, self._callers = script, event, list(event.chain[1:])
         self._ranks = ranks
         self._tensors = set(_tensors_of(event))
+        self._sent = set(_sent_by(event))
+        self.sends = False
+        """What was found changes a tensor that is sent; else it uses one that is written."""
+        self._peers = {ast.unparse(one) for one in _arguments(event.node, "dst", 1)} if self._sent else set[str]()
         self._of_gradients = any(".grad" in one for one in self._tensors)
 
     def used(self) -> tuple[str | None, _Found]:
         """Return which variable holds the handle, if any, and what uses the tensor before that is waited for."""
         place: _Found = (self._event.module, self._event.node)
-        if not self._tensors or any("coalescing" in ast.unparse(one.node) for one in self._event.contexts):
+        if not self._tensors | self._sent or any("coalescing" in ast.unparse(one.node) for one in self._event.contexts):
             return None, None
         while place is not None and (holder := self._holder(*place)) == _RETURNED:
             place = self._caller(*place)
@@ -230,8 +240,10 @@ class _Handle:
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         given = {word.arg or "": word.value for word in call.keywords}
         given.update(zip(names, [owner, *call.args] if names[:1] == ["self"] else call.args, strict=False))
-        parts = [one.partition(".") for one in self._tensors]
-        self._tensors = {ast.unparse(given[root]) + dot + rest for root, dot, rest in parts if root in given}
+        self._tensors, self._sent = (
+            {ast.unparse(given[root]) + dot + rest for root, dot, rest in parts if root in given}
+            for parts in ([one.partition(".") for one in names] for names in (self._tensors, self._sent))
+        )
         return home, call
 
     def _use(self, module: Module, made: ast.AST, holder: str) -> _Found:
@@ -245,11 +257,15 @@ class _Handle:
                 steps = isinstance(one, ast.Call) and last_name(one.func) in ("step", "clip_grad_norm_")
                 if (is_tensor and self._reads(module, one)) or (steps and self._of_gradients):
                     return module, one
+                if isinstance(one, _PARTS) and ast.unparse(one) in self._sent and _changes(module, one):
+                    self.sends = True
+                    return module, one
             if isinstance(statement, ast.Return) and statement.value is not None:
                 returned = ast.unparse(_bare(statement.value)) in self._tensors
             written = {ast.unparse(one) for one in nodes if isinstance(getattr(one, "ctx", None), ast.Store)}
-            parsed = {one: descend(ast.parse(one, mode="eval").body) for one in self._tensors}
-            self._tensors = {one for one, parts in parsed.items() if written.isdisjoint(map(ast.unparse, parts))}
+            for names in (self._tensors, self._sent):
+                parsed = {one: descend(ast.parse(one, mode="eval").body) for one in names}
+                names -= {one for one, parts in parsed.items() if not written.isdisjoint(map(ast.unparse, parts))}
         found = None if holder else self._caller(module, made)
         if found is None or (returned and self._reads(*found)):
             return found
@@ -260,6 +276,8 @@ class _Handle:
     def _waits(self, call: ast.AST) -> bool:
         """Return whether a call may wait: a collective does, too, where they come one after another."""
         last = last_name(call.func) if isinstance(call, ast.Call) else ""
+        if last == "recv" and self._peers & {ast.unparse(one) for one in _arguments(call, "src", 1)}:
+            return True  # The peer may answer what it was sent.
         collective = f"torch.distributed.{last}" in COLLECTIVES and "async_op" not in ast.unparse(call)
         return collective or _WAITS.match(last) is not None or last in _names_that_wait(self._script)
 
@@ -289,9 +307,57 @@ def _tensors_of(event: Event) -> Iterator[str]:
     if not isinstance(call, ast.Call):
         return
     written = [call.args[place] for place in (how.writes if how else (0,)) if place < len(call.args)]
-    if not written and (how is None or how.writes):
+    if event.name in _STARTS:
+        written = list(_handed(event, "irecv"))
+    elif not written and (how is None or how.writes):
         given = {word.arg: word.value for word in call.keywords}
         written = [given[name] for name in _WRITTEN if name in given][:1]
+    yield from _names_of(event, written)
+
+
+def _sent_by(event: Event) -> Iterator[str]:
+    """Yield the tensors that a call sends, as the function around it names them."""
+    return _names_of(event, list(_handed(event, "isend"))) if event.name in _STARTS else iter(())
+
+
+def _handed(event: Event, way: str) -> Iterator[ast.expr]:
+    """Yield the tensors that a call sends, or receives into: its own, or those of the operations of a batch."""
+    calls: Iterable[ast.AST] = (event.node,)
+    if event.name == _BATCH and isinstance(event.node, ast.Call) and event.node.args:
+        parts = origins_of(event.node.args[0], function_around(event.module, event.node))
+        calls = [one for one in parts if isinstance(one, ast.Call) and last_name(one.func) == "P2POp"]
+    for call in (one for one in calls if isinstance(one, ast.Call)):
+        batched = call is not event.node
+        if any(last_name(one) == way for one in (_arguments(call, "op", 0) if batched else [call.func])):
+            yield from _arguments(call, "tensor", int(batched))
+
+
+def _arguments(call: ast.AST, name: str, place: int) -> list[ast.expr]:
+    """Return what a call is given by a name or at a place, if anything."""
+    if not isinstance(call, ast.Call):
+        return []
+    return [word.value for word in call.keywords if word.arg == name] or list(call.args[place : place + 1])
+
+
+def _changes(module: Module, node: ast.AST) -> bool:
+    """Return whether a tensor is changed in place where it is named, or a part of it."""
+    around = module.parents[node]
+    if isinstance(around, ast.AugAssign):
+        return around.target is node
+    if isinstance(around, ast.Subscript) and around.value is node:
+        return not isinstance(around.ctx, ast.Load) or _changes(module, around)
+    if not isinstance(around, ast.Attribute):
+        return False
+    outer = module.parents[around]
+    called = isinstance(outer, ast.Call) and outer.func is around
+    if around.attr in _VIEWS:
+        return _changes(module, outer if called else around)
+    return called and around.attr.endswith("_") and not around.attr.endswith("__") and around.attr not in _OF_FLAGS
+
+
+def _names_of(event: Event, written: Sequence[ast.expr]) -> Iterator[str]:
+    """Yield the names of tensors, and of what they are views of."""
+    call = event.node
     assigned = [one for one in nodes_of(function_around(event.module, call)) if isinstance(one, ast.Assign)]
     for part in (part for one in written for part in getattr(one, "elts", [one])):
         name = ast.unparse(_bare(part))

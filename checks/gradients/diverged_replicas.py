@@ -13,7 +13,8 @@ What it finds
     a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
     batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
     frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
-    only; or such a change, a rate or a schedule by the number of the rank.
+    only; or such a change, a rate or a schedule by the number of the rank; and replicas of shards, or models along a
+    dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
 
 Why it is bad
     DDP averages gradients and never compares weights, and no more does an average by hand. With different weights, the
@@ -94,7 +95,15 @@ CHECK = Check(
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
     needs_live=frozenset({"wraps", "replica_digests"}),
     subjects=("training",),
-    triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
+    triggers=(
+        "DistributedDataParallel",
+        "ReduceLROnPlateau",
+        "ccelerat",
+        "Fabric",
+        "auto_model",
+        "device_mesh",
+        "DeviceMesh",
+    ),
 )
 _DRIFTED = (
     "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where there is "
@@ -102,12 +111,16 @@ _DRIFTED = (
 )
 
 
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
+def in_source(script: Script) -> Iterator[Finding | Refuted]:
+    """Report what ranks change apart, by a plateau of their own or because only some come there, or begin apart."""
     yield from lone_changes(whole_projection(script))
     yield from own_plateaus(whole_projection(script))
     yield from own_settings(whole_projection(script))
     yield from own_numbers(whole_projection(script))
+    if uses_part(script, ("DeviceMesh", "device_mesh")):
+        from ddpdoctor.checks.gradients.begin_apart_source import begin_apart
+
+        yield from CHECK.judged("source", begin_apart(whole_projection(script)))
 
 
 _LONE = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import msgspec
 
 from ddpdoctor.check import Verdict, Via
+from ddpdoctor.checks.gradients.begin_apart_source import ALIKE_BEFORE
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
@@ -110,10 +111,7 @@ _REMEDIES = {
         "Once the model is made, give all ranks rank 0's parameters: dist.broadcast(tensor, src=0) for each tensor of "
         "model.state_dict().values(). Or make it after the same seed on every rank, and seed by rank afterwards."
     ),
-    "shards-apart": (
-        "Make the model, or load it, alike on all ranks before it is sharded: call torch.manual_seed with the same "
-        "number on every rank before, and seed by rank afterwards."
-    ),
+    "shards-apart": ALIKE_BEFORE,
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
     "own-state": (

@@ -54,6 +54,7 @@ def hook_non_member_calls(journal: Journal, torch: Any) -> None:
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 _AUTOGRAD = os.path.join("torch", "autograd", "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class ReduceOps:
@@ -426,9 +427,10 @@ class ThreadsOfGroups:
 
 
 def _frames(frame: Optional[FrameType]) -> Iterator[tuple[str, str]]:
-    """Yield file and function of a frame and of those that led to it."""
+    """Yield file and function of a frame and of those that led to it, but ours: the stand-in's stand for torch's."""
     while frame is not None:
-        yield frame.f_code.co_filename, frame.f_code.co_name
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame.f_code.co_filename, frame.f_code.co_name
         frame = frame.f_back
 
 

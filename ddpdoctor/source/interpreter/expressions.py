@@ -385,7 +385,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return sliced(machine, node, node.slice, container)
     key = evaluate(machine, node.slice)
     if isinstance(container, ExternalObject):
-        if (part := part_of_mesh(machine, node, container)) is not None:
+        if (part := part_of_mesh(machine, node, container, key)) is not None:
             return part
         made = machine.object(container)
         given = () if made is None else (*made.positional, *made.named.values())

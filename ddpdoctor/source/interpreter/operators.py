@@ -112,12 +112,13 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
     """Return the number of ranks plus or minus a constant; after any other arithmetic it is no number of ranks."""
     offsets = _offset(left), _offset(right)
     if offsets == (None, None):
-        whole = isinstance(kind, ast.Mult) and any(_is_of_node(value) for value in (left, right))
+        of_node = any(_is_of_node(value) for value in (left, right))
+        by_constant = any(isinstance(value, Const) for value in (left, right))
         # Ranks of a node times nodes, whatever those are called.
-        if whole and not any(isinstance(value, Const) for value in (left, right)):
+        if of_node and isinstance(kind, ast.Mult) and not by_constant:
             return WORLD
-        counts_tasks = any(TASK_COUNT in tags_of(value) for value in (left, right))
-        return derived((left, right), frozenset({("share", 0)})) if counts_tasks else None
+        counted = (of_node and by_constant) or any(TASK_COUNT in tags_of(value) for value in (left, right))
+        return derived((left, right), frozenset({("share", 0)})) if counted else None
     number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
     amount = number.value if isinstance(number, Const) else None
     if offset is not None and isinstance(amount, int) and isinstance(kind, (ast.Add, ast.Sub)):

@@ -8,7 +8,7 @@ all but one, leave a group incomplete however the mesh is laid out. Of two in fo
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ddpdoctor.source.interpreter.state import Machine
@@ -40,8 +40,9 @@ from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 
 FORWARD = "forward of the sharded model"
-_PART = "a part of torch.distributed.DeviceMesh"
-_MESHES = frozenset({MESH, _PART})
+PART = "a part of torch.distributed.DeviceMesh"
+"""Name of the event that takes dimensions of a mesh; its arguments are the mesh and their names."""
+_MESHES = frozenset({MESH, PART})
 _GROUP = "torch.distributed.ProcessGroup of a mesh"
 # Methods of the older wrapper in which it gathers or reduces.
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
@@ -82,20 +83,45 @@ def wrapper(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def make_mesh(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make a mesh of the ranks, in which all take part; one of several dimensions has groups that only some share."""
-    machine.emit("collective", "init_device_mesh", node, given, in_tree=True)
+    number = machine.object_number(node)
+    machine.emit("collective", "init_device_mesh", node, given, number=number, in_tree=True)
     shape = given.value("mesh_shape", 1)
     known = isinstance(shape, SequenceValue) and not shape.open
-    sizes = [constant(one) for one in shape.values] if isinstance(shape, SequenceValue) and known else []
+    _note_sizes(machine, [constant(one) for one in shape.values] if isinstance(shape, SequenceValue) and known else [])
+    return ExternalObject(number, MESH)
+
+
+def mesh_of_ranks(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Make a mesh of an array of ranks; its dimensions are counted by their names, or by how the array is written."""
+    from ddpdoctor.source.script.rank_arrays import array_of, axes_of
+
+    number = machine.object_number(node)
+    machine.emit("object", MESH, node, given, number=number)
+    names, array = given.named.get("mesh_dim_names"), given.value("mesh", 1)
+    sizes: list[object] = []
+    while isinstance(array, SequenceValue) and not array.open and array.values:
+        sizes.append(len(array.values))
+        array = array.values[0]
+    if not sizes and isinstance(names, SequenceValue) and not names.open:
+        sizes = [...] * len(names.values)
+    _note_sizes(machine, sizes or [...] * len(axes_of(machine.frame.module, array_of(node))))
+    return ExternalObject(number, MESH)
+
+
+def _note_sizes(machine: Machine, sizes: Sequence[object]) -> None:
     machine.meshes_are_flat = machine.meshes_are_flat and len(sizes) == 1
     machine.meshes_divide = machine.meshes_divide and len(sizes) > 0 and 1 not in sizes
-    return ExternalObject(machine.object_number(node), MESH)
 
 
-def part_of_mesh(machine: Machine, node: ast.AST, mesh: Value) -> Value | None:
+def part_of_mesh(machine: Machine, node: ast.AST, mesh: Value, key: Value) -> Value | None:
     """Return what ``mesh[...]`` is: the mesh itself where it has one dimension; None where it is no mesh."""
     if not isinstance(mesh, ExternalObject) or mesh.name not in _MESHES:
         return None
-    return mesh if machine.meshes_are_flat else ExternalObject(machine.object_number(node), _PART)
+    if machine.meshes_are_flat:
+        return mesh
+    number = machine.object_number(node)
+    machine.emit("object", PART, node, Arguments((mesh, key)), number=number)
+    return ExternalObject(number, PART)
 
 
 def meets_peers(machine: Machine, group: Value | None) -> bool:
@@ -263,6 +289,7 @@ CALLS: Mapping[str, Handler] = {
     "torch.distributed.tensor.parallel.parallelize_module": parallelize,
     SHARDED_WRAPPER: wrapper,
     "torch.distributed.init_device_mesh": make_mesh,
+    MESH: mesh_of_ranks,
     "torch.nn.utils.clip_grad_norm_": clip_gradients,
     **{
         f"torch.distributed.checkpoint.state_dict.{name}": partial(state_dict, name)
