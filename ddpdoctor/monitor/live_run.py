@@ -77,7 +77,8 @@ class CrashDump(msgspec.Struct, frozen=True, kw_only=True):
 def read_crash_dump(directory: Path, pid: int) -> CrashDump | None:
     """Return what a process wrote at its end; None where it did not, or had no time to."""
     try:
-        text = read_start(directory / layout.crash_dump_name(pid), _MOST_BYTES, directory).decode(errors="replace")
+        path = directory / layout.CRASH_DUMP_FILE.format(pid)
+        text = read_start(path, _MOST_BYTES, directory).decode(errors="replace")
     except OSError:
         return None
     for head in reversed(list(_HEAD.finditer(text))):
@@ -345,7 +346,7 @@ class LiveRun:
             # What is recorded of the next standstill need not join on to this one's.
             self._needless += newest_ns > self._asked_ns
             self._forget_standstill()
-            assembly.live.forget_flights()
+            assembly.live.flights.keep_newest()
         if self.is_quiet:
             self._ask_for_evidence(newest_ns, now_ns)
             self._stuck_ranks.look(assembly.live.steps, assembly.book, self.own_record, now_ns)

@@ -212,6 +212,14 @@ while a collective is under way and the training thread does nothing, in a place
 STEPS = RingKind(b"DDPDSTEP", STEP_FIELDS, LIVE_ROWS, heartbeat_fields=HEARTBEAT_FIELDS)
 CALLS = RingKind(b"DDPDCALL", CALL_FIELDS, LIVE_ROWS, "left_at_ns")
 
+EVENTS_FILE = "events-{}.jsonl"
+COLLECTIVES_FILE = "collectives-{}.ring"
+STEPS_FILE = "steps-{}.ring"
+CALLS_FILE = "calls-{}.ring"
+STACKS_FILE = "stacks-{}.txt"
+CRASH_DUMP_FILE = "last-words-{}.txt"
+INDICES_FILE = "indices-{}-{}.bin"
+"""Names of the files of one process, with its number; of the last one with that of the pass as well."""
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
 HEAD_KEY_FILE = "head.key"
@@ -225,41 +233,6 @@ MOST_HEAD_BYTES = 1024
 """The longest line that one node hands to another, in ``head.txt``."""
 RUN_VARIABLE = "DDPDOCTOR_RUN"
 """Environment variable that names the run directory; what makes the boot directory wake up."""
-
-
-def events_name(pid: int) -> str:
-    """Name of the event file of one process."""
-    return f"events-{pid}.jsonl"
-
-
-def collectives_name(pid: int) -> str:
-    """Name of the ring of collectives that one process rehearses."""
-    return f"collectives-{pid}.ring"
-
-
-def stacks_name(pid: int) -> str:
-    """Name of the file that ``faulthandler`` writes for one process."""
-    return f"stacks-{pid}.txt"
-
-
-def crash_dump_name(pid: int) -> str:
-    """Name of the file that ``faulthandler`` writes when one process crashes."""
-    return f"last-words-{pid}.txt"
-
-
-def indices_name(pid: int, number: int) -> str:
-    """Name of the file that holds the sample indices of one pass."""
-    return f"indices-{pid}-{number}.bin"
-
-
-def steps_name(pid: int) -> str:
-    """Name of the ring of steps of one process."""
-    return f"steps-{pid}.ring"
-
-
-def calls_name(pid: int) -> str:
-    """Name of the ring of explicit collectives of one process."""
-    return f"calls-{pid}.ring"
 
 
 def numbers(fields: int) -> struct.Struct:
