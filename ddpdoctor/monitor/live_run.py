@@ -563,19 +563,14 @@ class LiveRun:
 
     def _own_record(self, now_ns: int) -> RunRecord:
         book = self._assembly.book
-        world_size, backend = max(book.worlds.values(), default=(0, ""))
-        versions = [entry.torch for entry in book.processes.values() if entry.torch]
         threads = {pid: entry.training_thread for pid, entry in book.processes.items()}
+        told = book.added_to(self._plan.job)
         job = msgspec.structs.replace(
-            self._plan.job,
+            told,
             kind="run",
             environment=self._job_environment(),
-            interfaces=self._plan.job.interfaces or network_interfaces(),
-            world_size=world_size,
-            backend=backend,
-            torch_version=versions[0] if versions else self._plan.job.torch_version,
-            ranks_expected=world_size or book.launched_for,
-            ranks_reported=book.reported(),
+            interfaces=told.interfaces or network_interfaces(),
+            ranks_expected=told.world_size or book.launched_for,
             stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
         )
