@@ -31,7 +31,7 @@ ALLOWED = {
     "launch/command_line.py _first_line": "of the command line",
     "launch/launcher_options.py _shell": "of the command line",
     "monitor/rehearsal.py _quota": "of the system",
-    "launch/job.py keep": "written, in a directory that was just made",
+    "launch/kept_output.py keep": "written, in a directory that was just made",
     "launch/kept_runs.py _read": "of the system",
     "monitor/replay.py demo": "of this package",
     "monitor/history.py __enter__": "of SQLite, which opens by name: `_refuse_foreign` comes first",

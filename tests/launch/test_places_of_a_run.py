@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.launch.job import KeptOutput
+from ddpdoctor.launch.kept_output import KeptOutput
 from ddpdoctor.launch.kept_runs import new_run_directory
 from ddpdoctor.record import layout
 
