@@ -22,21 +22,9 @@ Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
-    "",
-    "proof",
-    "time-limit",
-    "interrupted",
-    "no-touch",
-    "no-ranks",
-    "launch-failed",
-    "rank-failed",
-    "cut",
-    "slow",
-    "memory",
-    "rendezvous",
-    "stand-in",
-    "overlay",
-]
+    "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut", "slow",
+    "memory", "rendezvous", "stand-in", "overlay",
+]  # fmt: skip
 
 
 def shared_fields(of: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
