@@ -38,17 +38,8 @@ from ddpdoctor.report import streams
 
 _OWN_CHECKS = {"DDP901": "budget-growth", "DDP902": "lost-reach", "DDP903": "step-time-growth"}
 _SAID_ELSEWHERE = (
-    "-m",
-    "--module",
-    "--update",
-    "--prune",
-    "-o",
-    "--output",
-    "--output-format",
-    "--report",
-    "--force",
-    "--no-color",
-)
+    "-m", "--module", "--update", "--prune", "-o", "--output", "--output-format", "--report", "--force", "--no-color",
+)  # fmt: skip
 """Options that a command to be pasted says itself, or that are about where this report goes."""
 
 

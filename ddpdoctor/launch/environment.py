@@ -89,19 +89,9 @@ BOOT_DIRECTORY = Path(__file__).resolve().parent.parent / "probe" / "boot"
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _LAUNCHER_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "DDPDOCTOR_RANK_PROCESS",
-)
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "DDPDOCTOR_RANK_PROCESS",
+)  # fmt: skip
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
 """What torch's launcher sets, and what it takes for options of its own."""
 _LOCAL_RANK = "${local_rank}"

@@ -228,7 +228,7 @@ def _beating(directory: Path, pids: Iterable[int]) -> tuple[int, ...]:
 def _beat_ns(directory: Path, pid: int) -> int:
     """When a rank of a watched run beat last; 0 where that is not known."""
     try:
-        ring = RingTail(directory / layout.steps_name(pid), layout.STEPS)
+        ring = RingTail(directory / layout.STEPS_FILE.format(pid), layout.STEPS)
     except (RecordError, OSError, ValueError):
         return 0
     try:

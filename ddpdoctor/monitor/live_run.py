@@ -77,7 +77,8 @@ class CrashDump(msgspec.Struct, frozen=True, kw_only=True):
 def read_crash_dump(directory: Path, pid: int) -> CrashDump | None:
     """Return what a process wrote at its end; None where it did not, or had no time to."""
     try:
-        text = read_start(directory / layout.crash_dump_name(pid), _MOST_BYTES, directory).decode(errors="replace")
+        path = directory / layout.CRASH_DUMP_FILE.format(pid)
+        text = read_start(path, _MOST_BYTES, directory).decode(errors="replace")
     except OSError:
         return None
     for head in reversed(list(_HEAD.finditer(text))):
@@ -345,7 +346,7 @@ class LiveRun:
             # What is recorded of the next standstill need not join on to this one's.
             self._needless += newest_ns > self._asked_ns
             self._forget_standstill()
-            assembly.live.forget_flights()
+            assembly.live.flights.keep_newest()
         if self.is_quiet:
             self._ask_for_evidence(newest_ns, now_ns)
             self._stuck_ranks.look(assembly.live.steps, assembly.book, self.own_record, now_ns)
@@ -562,19 +563,14 @@ class LiveRun:
 
     def _own_record(self, now_ns: int) -> RunRecord:
         book = self._assembly.book
-        world_size, backend = max(book.worlds.values(), default=(0, ""))
-        versions = [entry.torch for entry in book.processes.values() if entry.torch]
         threads = {pid: entry.training_thread for pid, entry in book.processes.items()}
+        told = book.added_to(self._plan.job)
         job = msgspec.structs.replace(
-            self._plan.job,
+            told,
             kind="run",
             environment=self._job_environment(),
-            interfaces=self._plan.job.interfaces or network_interfaces(),
-            world_size=world_size,
-            backend=backend,
-            torch_version=versions[0] if versions else self._plan.job.torch_version,
-            ranks_expected=world_size or book.launched_for,
-            ranks_reported=book.reported(),
+            interfaces=told.interfaces or network_interfaces(),
+            ranks_expected=told.world_size or book.launched_for,
             stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
         )

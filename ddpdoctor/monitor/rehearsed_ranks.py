@@ -160,16 +160,5 @@ class RehearsedRanks:
 
 
 def _recorded(assembly: Assembly, job: Job) -> RunRecord:
-    book = assembly.book
-    world_size, backend = max(book.worlds.values(), default=(0, ""))
-    versions = [entry.torch for entry in book.processes.values() if entry.torch]
-    job = msgspec.structs.replace(
-        job,
-        world_size=world_size,
-        backend=backend,
-        torch_version=versions[0] if versions else job.torch_version,
-        ranks_reported=book.reported(),
-        stressed=assembly.stressed,
-        ended_ns=epoch_ns(),
-    )
-    return assembly.record(job)
+    job = assembly.book.added_to(job)
+    return assembly.record(msgspec.structs.replace(job, stressed=assembly.stressed, ended_ns=epoch_ns()))

@@ -86,14 +86,9 @@ class Series:
 
     def history(self) -> History:
         """Return the slices as series."""
-        slices = self._slices
-        return History(
-            slices_at_ns=tuple(entry.at_ns for entry in slices),
-            step_p50_ns=tuple(entry.step_p50_ns for entry in slices),
-            step_p95_ns=tuple(entry.step_p95_ns for entry in slices),
-            samples_per_s=tuple(entry.samples_per_s for entry in slices),
-            exposed_share=tuple(entry.exposed_share for entry in slices),
-        )
+        names = [name for name in History.__struct_fields__ if name != "slices_at_ns"]
+        series = {name: tuple(getattr(entry, name) for entry in self._slices) for name in names}
+        return History(slices_at_ns=tuple(entry.at_ns for entry in self._slices), **series)
 
     def lateness_ns(self, rank: int) -> tuple[float | None, ...]:
         """Return how late one rank came, slice by slice."""

@@ -187,7 +187,7 @@ def log_as_rank(journal: Journal, rank: int) -> bool:
 
 def register_for_stacks(run_directory: str) -> None:
     """Write the stacks at a signal of the supervisor, even when a C call holds the interpreter lock."""
-    path = os.path.join(run_directory, layout.stacks_name(os.getpid()))
+    path = os.path.join(run_directory, layout.STACKS_FILE.format(os.getpid()))
     try:
         if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
             return  # The script has a use for it.
@@ -219,7 +219,7 @@ def _giving_back(function: Callable[..., Any], run_directory: str) -> Callable[.
 
 def _take_licence_away(run_directory: str) -> None:
     try:
-        os.unlink(os.path.join(run_directory, layout.stacks_name(os.getpid())))
+        os.unlink(os.path.join(run_directory, layout.STACKS_FILE.format(os.getpid())))
     except OSError:
         pass
 
@@ -239,7 +239,7 @@ def write_crash_dumps(run_directory: str) -> None:
     try:
         if faulthandler.is_enabled():
             return
-        path = os.path.join(run_directory, layout.crash_dump_name(os.getpid()))
+        path = os.path.join(run_directory, layout.CRASH_DUMP_FILE.format(os.getpid()))
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
         faulthandler.enable(file=file, all_threads=True)
         _kept_open.append(file)

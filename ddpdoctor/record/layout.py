@@ -84,23 +84,12 @@ COLLECTIVES = RingKind(
     COLLECTIVE_ROWS,
     "completed_ns",
     (
-        "beat_at_ns",
-        "main_cpu_ns",
-        "stack_hash",
-        "waiting_row",
-        "unchanged_ms",
-        "forwards",
-        "backwards",
-        "optimizer_steps",
-        "answered",
-        "sleeps_until_ns",
-        "lost_events",
-        "polling_since_ns",
-        "polled_at_ns",
+        "beat_at_ns", "main_cpu_ns", "stack_hash", "waiting_row", "unchanged_ms", "forwards", "backwards",
+        "optimizer_steps", "answered", "sleeps_until_ns", "lost_events", "polling_since_ns", "polled_at_ns",
         "own_bytes",
     ),
     in_order=True,
-)
+)  # fmt: skip
 """Of a rehearsal: a row is written before its collective is entered, which may end the process. In the heartbeat:
 ``waiting_row`` is the row that the main thread waits in (-1: none); ``polling_since_ns`` since when it has done nothing
 but ask for a file, for nothing (0: it has not), and ``polled_at_ns`` when it asked last; the rest is as in a live
@@ -109,109 +98,49 @@ run's."""
 LIVE_ROWS = 4096
 """Slots of a ring of a live run."""
 STEP_FIELDS = (
-    "step",
-    "started_at_ns",
-    "ended_at_ns",
-    "data_wait_ns",
-    "forward_ns",
-    "backward_ns",
-    "explicit_ns",
-    "optimizer_ns",
-    "exposed_ns",
-    "window_ns",
-    "ready_at_ns",
-    "reduced_at_ns",
-    "reduced_bytes",
-    "buckets",
-    "explicit_calls",
-    "explicit_bytes",
-    "samples",
-    "batches",
-    "micro_batches",
-    "synchronised",
-    "device_forward_ns",
-    "device_backward_ns",
-    "device_optimizer_ns",
-)
+    "step", "started_at_ns", "ended_at_ns", "data_wait_ns", "forward_ns", "backward_ns", "explicit_ns",
+    "optimizer_ns", "exposed_ns", "window_ns", "ready_at_ns", "reduced_at_ns", "reduced_bytes", "buckets",
+    "explicit_calls", "explicit_bytes", "samples", "batches", "micro_batches", "synchronised", "device_forward_ns",
+    "device_backward_ns", "device_optimizer_ns",
+)  # fmt: skip
 """As in ``measured.StepTrack``."""
 CALL_FIELDS = ("kind", "group", "sequence", "step", "entered_at_ns", "left_at_ns", "size_bytes", "site")
 """As in ``measured.CallTrack``; kind is an index into ``CALL_KINDS``; the sequence of a
 point-to-point call is -2 less its peer, or -1; group and site are the process's own numbers."""
 CALL_KINDS = (
-    "buffers",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "monitored_barrier",
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "all_gather_object",
-    "gather_object",
-    "broadcast_object_list",
-    "scatter_object_list",
-    "send_object_list",
-    "recv_object_list",
-    "reduction",
-)
+    "buffers", "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+    "all_gather_coalesced", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
+    "all_to_all_single", "barrier", "monitored_barrier", "send", "recv", "isend", "irecv", "batch_isend_irecv",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list", "reduction",
+)  # fmt: skip
 """What is waited in: explicit collectives as users spell them, DDP's broadcast of buffers, and (in a heartbeat) the
 reduction of gradients at the end of a backward."""
 PHASES = (
-    "starting",
-    "data_wait",
-    "forward",
-    "backward",
-    "explicit",
-    "optimizer",
-    "evaluation",
-    "saving",
-    "other",
+    "starting", "data_wait", "forward", "backward", "explicit", "optimizer", "evaluation", "saving", "other",
     "finished",
-)
+)  # fmt: skip
 """As ``measured.Phase``."""
 
 HEARTBEAT_FIELDS = (
-    "beat_at_ns",
-    "phase",
-    "phase_since_ns",
-    "step",
-    "kind",
-    "sequence",
-    "enqueued",
-    "completed",
-    "site",
-    "main_cpu_ns",
-    "unchanged_ms",
-    "stack_hash",
-    "forwards",
-    "backwards",
-    "optimizer_steps",
-    "answered",
-    "sleeps_until_ns",
-    "lost_events",
-    "lost_rows",
-    "blocked",
-    "own_bytes",
-)
+    "beat_at_ns", "phase", "phase_since_ns", "step", "kind", "sequence", "enqueued", "completed", "site",
+    "main_cpu_ns", "unchanged_ms", "stack_hash", "forwards", "backwards", "optimizer_steps", "answered",
+    "sleeps_until_ns", "lost_events", "lost_rows", "blocked", "own_bytes",
+)  # fmt: skip
 """``kind`` is -1 outside of any collective; ``answered`` is the newest request that was served; ``blocked`` is 1
 while a collective is under way and the training thread does nothing, in a place that is not Python's own;
 ``own_bytes`` are those that the probe itself has read and written by now; the rest as in ``measured.RankHeartbeat``."""
 STEPS = RingKind(b"DDPDSTEP", STEP_FIELDS, LIVE_ROWS, heartbeat_fields=HEARTBEAT_FIELDS)
 CALLS = RingKind(b"DDPDCALL", CALL_FIELDS, LIVE_ROWS, "left_at_ns")
 
+EVENTS_FILE = "events-{}.jsonl"
+COLLECTIVES_FILE = "collectives-{}.ring"
+STEPS_FILE = "steps-{}.ring"
+CALLS_FILE = "calls-{}.ring"
+STACKS_FILE = "stacks-{}.txt"
+CRASH_DUMP_FILE = "last-words-{}.txt"
+INDICES_FILE = "indices-{}-{}.bin"
+"""Names of the files of one process, with its number; of the last one with that of the pass as well."""
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
 HEAD_KEY_FILE = "head.key"
@@ -225,41 +154,6 @@ MOST_HEAD_BYTES = 1024
 """The longest line that one node hands to another, in ``head.txt``."""
 RUN_VARIABLE = "DDPDOCTOR_RUN"
 """Environment variable that names the run directory; what makes the boot directory wake up."""
-
-
-def events_name(pid: int) -> str:
-    """Name of the event file of one process."""
-    return f"events-{pid}.jsonl"
-
-
-def collectives_name(pid: int) -> str:
-    """Name of the ring of collectives that one process rehearses."""
-    return f"collectives-{pid}.ring"
-
-
-def stacks_name(pid: int) -> str:
-    """Name of the file that ``faulthandler`` writes for one process."""
-    return f"stacks-{pid}.txt"
-
-
-def crash_dump_name(pid: int) -> str:
-    """Name of the file that ``faulthandler`` writes when one process crashes."""
-    return f"last-words-{pid}.txt"
-
-
-def indices_name(pid: int, number: int) -> str:
-    """Name of the file that holds the sample indices of one pass."""
-    return f"indices-{pid}-{number}.bin"
-
-
-def steps_name(pid: int) -> str:
-    """Name of the ring of steps of one process."""
-    return f"steps-{pid}.ring"
-
-
-def calls_name(pid: int) -> str:
-    """Name of the ring of explicit collectives of one process."""
-    return f"calls-{pid}.ring"
 
 
 def numbers(fields: int) -> struct.Struct:

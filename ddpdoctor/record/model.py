@@ -15,98 +15,16 @@ import msgspec
 
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.collectives import (
-    CollectiveTrack,
-    CutGraph,
-    EndlessLoop,
-    Group,
-    Handled,
-    OutsiderCall,
-    ReducedCounts,
-    ReducedLoss,
-    SharedGroup,
-    Signature,
-    SummedTotal,
-    Wait,
-)
-from ddpdoctor.record.streams.measured import (
-    BucketLayout,
-    CallTrack,
-    Gauge,
-    Gpu,
-    HostRead,
-    HostUse,
-    Look,
-    OptimizerSize,
-    RankHeartbeat,
-    StepTrack,
-)
-from ddpdoctor.record.streams.setup import (
-    CheckpointLoad,
-    CpuThreads,
-    DeviceChoice,
-    DeviceUse,
-    ForkedUse,
-    Holding,
-    JobMachine,
-    LinesExecuted,
-    LogEvidence,
-    Node,
-    Part,
-    RandomState,
-    Seeding,
-    Setting,
-    StackDump,
-    StateNames,
-)
-from ddpdoctor.record.streams.training import (
-    Access,
-    Backward,
-    BufferState,
-    FileEvent,
-    GradientsTaken,
-    Loader,
-    MadeParameters,
-    MissingGradient,
-    NonFinite,
-    OptimizerStep,
-    OwnWrite,
-    Pass,
-    PlateauStep,
-    ReplicaDigest,
-    ResumeSave,
-    ResumeStep,
-    StepDigest,
-    TensorRead,
-    TrainingState,
-    UnfollowedForward,
-    UnheldParameters,
-    Uninitialised,
-    UnusedSearch,
-    WrapChange,
-    WrittenAverages,
-    WrittenBetween,
-)
+from ddpdoctor.record.streams import collectives as calls
+from ddpdoctor.record.streams import measured, setup, training
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
 RankEnd = Literal["finished", "ended-by-rehearsal", "left-by-exit", "raised", "signalled", "running", "unknown"]
 StopReason = Literal[
-    "",
-    "proof",
-    "time-limit",
-    "interrupted",
-    "no-touch",
-    "no-ranks",
-    "launch-failed",
-    "rank-failed",
-    "cut",
-    "slow",
-    "memory",
-    "rendezvous",
-    "stand-in",
-    "overlay",
-]
+    "", "proof", "time-limit", "interrupted", "no-touch", "no-ranks", "launch-failed", "rank-failed", "cut", "slow",
+    "memory", "rendezvous", "stand-in", "overlay",
+]  # fmt: skip
 
 
 def shared_fields(of: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -161,7 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """``NODESxRANKS``."""
     ranks_of_job: int = 0
     """How many ranks the job has when it is not rehearsed; 0 when nothing says."""
-    machine: JobMachine = JobMachine()
+    machine: setup.JobMachine = setup.JobMachine()
     """A node of the job when it is not rehearsed."""
     device: str = ""
     """``cpu``, ``cuda`` or ``stand-in``."""
@@ -372,88 +290,88 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     job: Job
     sites: tuple[Site, ...] = ()
-    signatures: tuple[Signature, ...] = ()
+    signatures: tuple[calls.Signature, ...] = ()
     streams: Mapping[str, StreamState] = {}
     """State of each name in ``record.streams``; a name that is missing counts as absent."""
     ranks: tuple[Rank, ...] = ()
-    groups: tuple[Group, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    groups: tuple[calls.Group, ...] = ()
+    waits: tuple[calls.Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
-    wrap_changes: tuple[WrapChange, ...] = ()
+    wrap_changes: tuple[training.WrapChange, ...] = ()
     sharded_modules: tuple[ShardedModule, ...] = ()
     sharded_parts: tuple[ShardedPart, ...] = ()
-    shared_groups: tuple[SharedGroup, ...] = ()
-    loaders: tuple[Loader, ...] = ()
-    passes: tuple[Pass, ...] = ()
-    collectives: tuple[CollectiveTrack, ...] = ()
+    shared_groups: tuple[calls.SharedGroup, ...] = ()
+    loaders: tuple[training.Loader, ...] = ()
+    passes: tuple[training.Pass, ...] = ()
+    collectives: tuple[calls.CollectiveTrack, ...] = ()
     """One track a rank."""
     forwards: tuple[Forward, ...] = ()
-    backwards: tuple[Backward, ...] = ()
-    optimizer_steps: tuple[OptimizerStep, ...] = ()
-    missing_gradients: tuple[MissingGradient, ...] = ()
-    buffers: tuple[BufferState, ...] = ()
-    gradient_digests: tuple[StepDigest, ...] = ()
-    parameter_digests: tuple[StepDigest, ...] = ()
-    made_parameters: tuple[MadeParameters, ...] = ()
-    own_writes: tuple[OwnWrite, ...] = ()
-    written_between: tuple[WrittenBetween, ...] = ()
-    gradients_taken: tuple[GradientsTaken, ...] = ()
-    training_states: tuple[TrainingState, ...] = ()
-    plateau_steps: tuple[PlateauStep, ...] = ()
-    unheld_parameters: tuple[UnheldParameters, ...] = ()
-    uninitialised: tuple[Uninitialised, ...] = ()
-    written_averages: tuple[WrittenAverages, ...] = ()
-    files: tuple[FileEvent, ...] = ()
-    stacks: tuple[StackDump, ...] = ()
-    lines: tuple[LinesExecuted, ...] = ()
-    seedings: tuple[Seeding, ...] = ()
-    random_states: tuple[RandomState, ...] = ()
-    parts: tuple[Part, ...] = ()
-    holdings: tuple[Holding, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    forked_uses: tuple[ForkedUse, ...] = ()
-    cpu_threads: tuple[CpuThreads, ...] = ()
-    reduced_losses: tuple[ReducedLoss, ...] = ()
-    reduced_counts: tuple[ReducedCounts, ...] = ()
-    summed_totals: tuple[SummedTotal, ...] = ()
-    cut_graphs: tuple[CutGraph, ...] = ()
-    outsider_calls: tuple[OutsiderCall, ...] = ()
-    handled: tuple[Handled, ...] = ()
-    endless_loops: tuple[EndlessLoop, ...] = ()
-    accesses: tuple[Access, ...] = ()
-    device_uses: tuple[DeviceUse, ...] = ()
-    device_choices: tuple[DeviceChoice, ...] = ()
-    checkpoint_loads: tuple[CheckpointLoad, ...] = ()
-    state_names: tuple[StateNames, ...] = ()
-    step_tracks: tuple[StepTrack, ...] = ()
+    backwards: tuple[training.Backward, ...] = ()
+    optimizer_steps: tuple[training.OptimizerStep, ...] = ()
+    missing_gradients: tuple[training.MissingGradient, ...] = ()
+    buffers: tuple[training.BufferState, ...] = ()
+    gradient_digests: tuple[training.StepDigest, ...] = ()
+    parameter_digests: tuple[training.StepDigest, ...] = ()
+    made_parameters: tuple[training.MadeParameters, ...] = ()
+    own_writes: tuple[training.OwnWrite, ...] = ()
+    written_between: tuple[training.WrittenBetween, ...] = ()
+    gradients_taken: tuple[training.GradientsTaken, ...] = ()
+    training_states: tuple[training.TrainingState, ...] = ()
+    plateau_steps: tuple[training.PlateauStep, ...] = ()
+    unheld_parameters: tuple[training.UnheldParameters, ...] = ()
+    uninitialised: tuple[training.Uninitialised, ...] = ()
+    written_averages: tuple[training.WrittenAverages, ...] = ()
+    files: tuple[training.FileEvent, ...] = ()
+    stacks: tuple[setup.StackDump, ...] = ()
+    lines: tuple[setup.LinesExecuted, ...] = ()
+    seedings: tuple[setup.Seeding, ...] = ()
+    random_states: tuple[setup.RandomState, ...] = ()
+    parts: tuple[setup.Part, ...] = ()
+    holdings: tuple[setup.Holding, ...] = ()
+    settings: tuple[setup.Setting, ...] = ()
+    forked_uses: tuple[setup.ForkedUse, ...] = ()
+    cpu_threads: tuple[setup.CpuThreads, ...] = ()
+    reduced_losses: tuple[calls.ReducedLoss, ...] = ()
+    reduced_counts: tuple[calls.ReducedCounts, ...] = ()
+    summed_totals: tuple[calls.SummedTotal, ...] = ()
+    cut_graphs: tuple[calls.CutGraph, ...] = ()
+    outsider_calls: tuple[calls.OutsiderCall, ...] = ()
+    handled: tuple[calls.Handled, ...] = ()
+    endless_loops: tuple[calls.EndlessLoop, ...] = ()
+    accesses: tuple[training.Access, ...] = ()
+    device_uses: tuple[setup.DeviceUse, ...] = ()
+    device_choices: tuple[setup.DeviceChoice, ...] = ()
+    checkpoint_loads: tuple[setup.CheckpointLoad, ...] = ()
+    state_names: tuple[setup.StateNames, ...] = ()
+    step_tracks: tuple[measured.StepTrack, ...] = ()
     """One track a rank, of a live run."""
-    call_tracks: tuple[CallTrack, ...] = ()
-    heartbeats: tuple[RankHeartbeat, ...] = ()
+    call_tracks: tuple[measured.CallTrack, ...] = ()
+    heartbeats: tuple[measured.RankHeartbeat, ...] = ()
     """The newest of each rank, of a live run."""
-    gpus: tuple[Gpu, ...] = ()
-    host_uses: tuple[HostUse, ...] = ()
+    gpus: tuple[measured.Gpu, ...] = ()
+    host_uses: tuple[measured.HostUse, ...] = ()
     """One a rank of this node, of a live run."""
-    optimizer_sizes: tuple[OptimizerSize, ...] = ()
-    bucket_layouts: tuple[BucketLayout, ...] = ()
-    gauges: tuple[Gauge, ...] = ()
+    optimizer_sizes: tuple[measured.OptimizerSize, ...] = ()
+    bucket_layouts: tuple[measured.BucketLayout, ...] = ()
+    gauges: tuple[measured.Gauge, ...] = ()
     """The newest of each rank and name, of a live run."""
-    host_reads: tuple[HostRead, ...] = ()
-    looks: tuple[Look, ...] = ()
+    host_reads: tuple[measured.HostRead, ...] = ()
+    looks: tuple[measured.Look, ...] = ()
     """Of a live run; those of one rank, phase and line add up."""
-    tensor_reads: tuple[TensorRead, ...] = ()
-    unused_searches: tuple[UnusedSearch, ...] = ()
+    tensor_reads: tuple[training.TensorRead, ...] = ()
+    unused_searches: tuple[training.UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
-    unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
-    nonfinites: tuple[NonFinite, ...] = ()
-    replica_digests: tuple[ReplicaDigest, ...] = ()
-    resume_steps: tuple[ResumeStep, ...] = ()
-    resume_saves: tuple[ResumeSave, ...] = ()
+    unfollowed_forwards: tuple[training.UnfollowedForward, ...] = ()
+    nonfinites: tuple[training.NonFinite, ...] = ()
+    replica_digests: tuple[training.ReplicaDigest, ...] = ()
+    resume_steps: tuple[training.ResumeStep, ...] = ()
+    resume_saves: tuple[training.ResumeSave, ...] = ()
 
     equivalence: tuple[EquivalenceSection, ...] = ()
     """One of a rehearsal that was compared with one process."""
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[setup.Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
-    logs: LogEvidence = LogEvidence()
+    logs: setup.LogEvidence = setup.LogEvidence()
     """What the logs of a dead job tell."""
     other_starts: tuple[RunRecord, ...] = ()
     """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
@@ -474,19 +392,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the process of one rank, if the record knows it."""
         return next(iter(self._rows_of("ranks", rank)), None)
 
-    def track(self, rank: int) -> CollectiveTrack | None:
+    def track(self, rank: int) -> calls.CollectiveTrack | None:
         """Return the collectives of one rank."""
         return next(iter(self._rows_of("collectives", rank)), None)
 
-    def heartbeat(self, rank: int) -> RankHeartbeat | None:
+    def heartbeat(self, rank: int) -> measured.RankHeartbeat | None:
         """Return what the heart of one rank said last, of a live run."""
         return next(iter(self._rows_of("heartbeats", rank)), None)
 
-    def stacks_of(self, rank: int) -> Sequence[StackDump]:
+    def stacks_of(self, rank: int) -> Sequence[setup.StackDump]:
         """Return the stacks of one rank, in their order."""
         return self._rows_of("stacks", rank)
 
-    def endless_loop(self, rank: int) -> EndlessLoop | None:
+    def endless_loop(self, rank: int) -> calls.EndlessLoop | None:
         """Return the loop that one rank, or a process that works for it, was seen not to leave."""
         newest = next(reversed(self._rows_of("endless_loops", rank)), None)
         return None if newest is None or newest.over else newest

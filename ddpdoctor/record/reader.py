@@ -182,7 +182,7 @@ class RunFiles:
         for pid, kind in self._processes():
             if kind == "events" and pid not in self._tails:
                 holds_open = len(self._tails) < _MOST_HELD_OPEN
-                self._tails[pid] = EventTail(self._directory / layout.events_name(pid), holds_open=holds_open)
+                self._tails[pid] = EventTail(self._directory / layout.EVENTS_FILE.format(pid), holds_open=holds_open)
             elif kind == "ring" and pid not in self.rings and pid not in self.refused:
                 self._open_ring(pid)
         return set(self._tails)
@@ -232,16 +232,16 @@ class RunFiles:
         return found[:_MOST_PROCESSES]
 
     def _open_ring(self, pid: int) -> None:
+        path = self._directory / layout.COLLECTIVES_FILE.format(pid)
         try:
-            ring = RingTail(self._directory / layout.collectives_name(pid), layout.COLLECTIVES)
+            self.rings[pid] = ring = RingTail(path, layout.COLLECTIVES)
             ring.most_rows = sys.maxsize
-            self.rings[pid] = ring
         except RecordError as error:
             self.refused[pid] = error.message
         except OSError as error:
-            if error.errno == errno.EMFILE or not os.path.lexists(self._directory / layout.collectives_name(pid)):
-                return  # Others may be let go of.
-            self.refused[pid] = f"{layout.collectives_name(pid)} cannot be read: {reason_of(error)}"
+            # Others may be let go of.
+            if error.errno != errno.EMFILE and os.path.lexists(path):
+                self.refused[pid] = f"{path.name} cannot be read: {reason_of(error)}"
         except ValueError:
             return
 

@@ -10,7 +10,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -30,21 +29,21 @@ _TORN_S = 0.001
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest heartbeat of every kind of run has."""
+    """What the newest heartbeat of every kind of run has; without any field, of a process that never beat."""
 
-    beat_at_ns: int
-    main_cpu_ns: int
-    stack_hash: int
+    beat_at_ns: int = 0
+    main_cpu_ns: int = 0
+    stack_hash: int = 0
     waiting_row: int = -1
     """Number of the row that the main thread waits in; -1 when it does not wait, and in a live run."""
-    unchanged_ms: int
+    unchanged_ms: int = 0
     """How long the main thread's stack has not changed."""
-    forwards: int
-    backwards: int
-    optimizer_steps: int
-    answered: int
+    forwards: int = 0
+    backwards: int = 0
+    optimizer_steps: int = 0
+    answered: int = 0
     """Number of the newest request for stacks that was served."""
-    sleeps_until_ns: int
+    sleeps_until_ns: int = 0
     """End of the ``time.sleep`` that the main thread is in; 0 when it is in none."""
     lost_events: int = 0
     """Events that the process could not write."""
@@ -69,31 +68,6 @@ class LiveHeartbeat(Heartbeat, frozen=True, kw_only=True):
     site: int
     lost_rows: int
     blocked: int
-
-
-NO_HEARTBEAT = Heartbeat(
-    beat_at_ns=0,
-    main_cpu_ns=0,
-    stack_hash=0,
-    unchanged_ms=0,
-    forwards=0,
-    backwards=0,
-    optimizer_steps=0,
-    answered=0,
-    sleeps_until_ns=0,
-)
-
-
-class Beating(Protocol):
-    """The ring of one process: it has a heartbeat, and its process can be asked."""
-
-    def heartbeat(self) -> Heartbeat:
-        """Return the newest heartbeat."""
-        ...
-
-    def ask_for_stacks(self, number: int) -> None:
-        """Ask the process for its stacks."""
-        ...
 
 
 class RingTail:
@@ -133,7 +107,7 @@ class RingTail:
         self._stuck_at = -1
         """Row that was not there at the last look although later ones had been written."""
         self._next = 0
-        self._heartbeat = NO_HEARTBEAT
+        self._heartbeat = Heartbeat()
         self._unfinished: list[int] = []
         """Positions of rows that will be written again."""
 

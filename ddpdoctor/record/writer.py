@@ -43,7 +43,7 @@ class EventWriter:
     def open(self) -> None:
         """Open the file of this process; called again in a forked child."""
         self._unopened = False
-        path = os.path.join(self._run_directory, layout.events_name(os.getpid()))
+        path = os.path.join(self._run_directory, layout.EVENTS_FILE.format(os.getpid()))
         try:
             self._descriptor = private_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError:
@@ -73,7 +73,7 @@ class EventWriter:
 
     def write_indices(self, number: int, indices: array[int]) -> str:
         """Write the sample indices of a pass to a file of their own; the name, or an empty string when it failed."""
-        name = layout.indices_name(os.getpid(), number)
+        name = layout.INDICES_FILE.format(os.getpid(), number)
         try:
             if not fits(len(indices) * indices.itemsize):
                 return ""
@@ -311,7 +311,7 @@ class CollectiveRing:
     """The collectives of a rank in a rehearsal; ``OSError`` where the file cannot be made."""
 
     def __init__(self, run_directory: str) -> None:
-        self._ring = Ring(os.path.join(run_directory, layout.collectives_name(os.getpid())), layout.COLLECTIVES)
+        self._ring = Ring(os.path.join(run_directory, layout.COLLECTIVES_FILE.format(os.getpid())), layout.COLLECTIVES)
         self._incomplete: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         self._beat: tuple[int, ...] = (0, 0, 0, -1, 0, 0, 0, 0, 0, 0)

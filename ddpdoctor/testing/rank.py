@@ -59,7 +59,7 @@ def run(
         result = _run_body(hooks, torch, module, test, directory, rank, terminal)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        path = directory / ranks.result_name(rank)
+        path = directory / ranks.RESULT_FILE.format(rank)
         path.with_suffix(".new").write_bytes(pickle.dumps(result))
         path.with_suffix(".new").rename(path)
         teach()
@@ -208,7 +208,7 @@ def _redirect(test: dict[str, Any], directory: Path, rank: int) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         if test["captures"]:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            file = os.open(directory / ranks.output_name(rank, name), flags, 0o600)
+            file = os.open(directory / ranks.OUTPUT_FILE.format(rank, name), flags, 0o600)
             os.dup2(file, descriptor)
             os.close(file)
     for stream in (sys.stdout, sys.stderr):
@@ -299,4 +299,4 @@ def _coverage(test: dict[str, Any], directory: Path, rank: int) -> Any:
         return _NoCoverage()
     import coverage
 
-    return coverage.Coverage(data_file=str(directory / ranks.coverage_name(rank)), **test["coverage"])
+    return coverage.Coverage(data_file=str(directory / ranks.COVERAGE_FILE.format(rank)), **test["coverage"])

@@ -72,6 +72,10 @@ MESSAGE_BYTES = 1 << 16
 """Messages are small: what can be large lies in files."""
 TEST_FILE = "test.json"
 VALUES_FILE = "values.pickle"
+RESULT_FILE = "result-{}.pickle"
+OUTPUT_FILE = "rank-{}.{}"
+COVERAGE_FILE = "coverage-{}"
+"""Of a rank: the lines that it ran, where pytest measures coverage."""
 DONE = b"done"
 """A rank has written its result, and waits until it is ended: its peers may still talk to it."""
 DEBUG = b"debug"
@@ -80,21 +84,6 @@ DEBUGGED = b"debugged"
 """It gives the terminal back …"""
 QUIT = b"quit"
 """… and the user wants no more tests."""
-
-
-def result_name(rank: int) -> str:
-    """File with the result of a rank."""
-    return f"result-{rank}.pickle"
-
-
-def output_name(rank: int, stream: str) -> str:
-    """File with what a rank wrote to ``out`` or ``err``."""
-    return f"rank-{rank}.{stream}"
-
-
-def coverage_name(rank: int) -> str:
-    """File with the lines that a rank ran, where pytest measures coverage."""
-    return f"coverage-{rank}"
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class _Run:
             self._tell()
         for rank in self._end.ranks:
             for stream in ("out", "err"):
-                path = self._directory / ranks.output_name(rank.rank, stream)
+                path = self._directory / ranks.OUTPUT_FILE.format(rank.rank, stream)
                 if path.exists():
                     rank.output[stream] = path.read_text(encoding="utf-8", errors="replace")
             self._take_in_coverage(rank.rank)
@@ -245,7 +245,7 @@ class _Run:
             content = b""
         if content == ranks.DONE:
             end = self._end.ranks[rank]
-            end.result = pickle.loads((self._directory / ranks.result_name(rank)).read_bytes())
+            end.result = pickle.loads((self._directory / ranks.RESULT_FILE.format(rank)).read_bytes())
             end.is_over = True
         elif content == ranks.DEBUG:
             began_s = time.monotonic()
@@ -283,7 +283,7 @@ class _Run:
         return time.time_ns() + int((self._body.timeout_s - spent_s) * 1e9)
 
     def _take_in_coverage(self, rank: int) -> None:
-        path = self._directory / ranks.coverage_name(rank)
+        path = self._directory / ranks.COVERAGE_FILE.format(rank)
         if not self._body.coverage or not path.exists():
             return
         import coverage

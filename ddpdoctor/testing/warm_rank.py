@@ -23,6 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,35 +165,18 @@ def _be_like_pytest(test: dict[str, Any]) -> None:
 
 def end_descendants() -> None:
     """Kill every process that came of this one; those whose parent died are its own children."""
+    import psutil
+
     for _ in range(100):
-        found = _descendants(os.getpid())
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                continue
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         threading.Event().wait(0.01)
-
-
-def _descendants(ancestor: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue
-            children.setdefault(parent, []).append(int(entry))
-    found = list(children.get(ancestor, ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return found
 
 
 def _send(control: socket.socket, **message: object) -> None:

@@ -38,6 +38,7 @@ WORKERS = (1, 2, 4, 8)
 ACCUMULATIONS = (2, 4, 8)
 SPEEDS = (2.0, 10.0)
 NO_SPLIT = "the split of latency and bandwidth is assumed (a small all-reduce in each step tells it)"
+_BOUND = "a bound: the most that any of these can bring"
 NO_CORE = "the ranks compute on all their cores, so that what is sent beside backward slows it down"
 _CLEAR_WAIT = 0.01
 """Share of the step from which on waiting for data is worth a change."""
@@ -89,8 +90,10 @@ def remedies(observed: Observed) -> Iterator[Remedy]:
 
 def remedy(observed: Observed, settings: Settings) -> Remedy:
     """Return a change, or several, in the user's words."""
-    parts = [_PARTS[name](observed, settings) for name in settings.named() if name in _PARTS]
     names = settings.named()
+    fixed = _without_value(observed)
+    made = {name: part(observed, settings) for name, part in _PARTS.items() if name in names}
+    parts = [(made | fixed)[name] for name in names if name in made or name in fixed]
     return Remedy(
         settings=settings,
         title=parts[0].title if len(names) == 1 and parts and parts[0].title else settings.text(),
@@ -183,26 +186,6 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
     )
 
 
-def _bucket_view(observed: Observed, settings: Settings) -> Remedy:
-    return Remedy(
-        memory=f"saves {bytes_text(observed.gradients.total_bytes)}",
-        semantics="gradients may not be detached in place",
-        do="DistributedDataParallel(..., gradient_as_bucket_view=True)",
-        location=_wrap_line(observed),
-        note="what copying gradients costs is bounded, not measured",
-    )
-
-
-def _buffers(observed: Observed, settings: Settings) -> Remedy:
-    new = any("forward_sync_buffers" in wrap.options for wrap in observed.record.wraps)
-    return Remedy(
-        title="buffers not broadcast",
-        semantics="buffers (BatchNorm's running statistics) may differ between ranks",
-        do=f"DistributedDataParallel(..., {'forward_sync_buffers' if new else 'broadcast_buffers'}=False)",
-        location=_wrap_line(observed),
-    )
-
-
 def _unused(observed: Observed, settings: Settings) -> Remedy:
     static = bool(settings.static_graph)
     return Remedy(
@@ -210,34 +193,6 @@ def _unused(observed: Observed, settings: Settings) -> Remedy:
         do=f"DistributedDataParallel(..., {'static_graph=True' if static else 'find_unused_parameters=False'})",
         location=_wrap_line(observed),
         note="at least: the search through the graph is saved as well, and was not measured",
-    )
-
-
-def _hook(observed: Observed, settings: Settings) -> Remedy:
-    return Remedy(
-        title="gradients sent as bfloat16",
-        memory=f"{bytes_text(round(observed.gradients.total_bytes / 2))} while they are sent",
-        semantics="gradients are rounded to 8 bits of mantissa before they are added up",
-        do="model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-        location=_wrap_line(observed),
-        note="what the casts cost is bounded, not measured",
-    )
-
-
-def _communication(observed: Observed, settings: Settings) -> Remedy:
-    return Remedy(
-        title="all communication of gradients hidden",
-        do="send less or less often, over faster links, or let backward hide it",
-        location=_wrap_line(observed),
-        note="a bound: the most that any of these can bring",
-    )
-
-
-def _data(observed: Observed, settings: Settings) -> Remedy:
-    return Remedy(
-        title="no waiting for data",
-        do="more workers, a faster disk, less work for each sample",
-        note="a bound: the most that any of these can bring",
     )
 
 
@@ -253,16 +208,6 @@ def _collectives(observed: Observed, settings: Settings) -> Remedy:
     )
 
 
-def _host_syncs(observed: Observed, settings: Settings) -> Remedy:
-    reads = sorted(observed.record.host_reads, key=lambda read: -read.wait_ns)
-    return Remedy(
-        title="no results read back in the loop",
-        do="keep them on the GPU (loss.detach()) and read them when they are logged",
-        location=_site(observed, reads[0].site) if reads else None,
-        note="at most: the GPU may have been busy meanwhile",
-    )
-
-
 def _link(observed: Observed, settings: Settings) -> Remedy:
     speed = settings.link_speed
     return Remedy(
@@ -270,6 +215,53 @@ def _link(observed: Observed, settings: Settings) -> Remedy:
         do="other hardware, or the link that is there already (see slow-link, DDP408)",
         note="latency stays",
     )
+
+
+def _without_value(observed: Observed) -> dict[str, Remedy]:
+    """Return the changes that are made or not made, by the names of their settings."""
+    total_bytes, wrapped_at = observed.gradients.total_bytes, _wrap_line(observed)
+    syncs_forward = any("forward_sync_buffers" in wrap.options for wrap in observed.record.wraps)
+    reads = sorted(observed.record.host_reads, key=lambda read: -read.wait_ns)
+    return {
+        "gradient_as_bucket_view": Remedy(
+            memory=f"saves {bytes_text(total_bytes)}",
+            semantics="gradients may not be detached in place",
+            do="DistributedDataParallel(..., gradient_as_bucket_view=True)",
+            location=wrapped_at,
+            note="what copying gradients costs is bounded, not measured",
+        ),
+        "broadcast_buffers": Remedy(
+            title="buffers not broadcast",
+            semantics="buffers (BatchNorm's running statistics) may differ between ranks",
+            do=f"DistributedDataParallel(..., {'forward_sync' if syncs_forward else 'broadcast'}_buffers=False)",
+            location=wrapped_at,
+        ),
+        "hook": Remedy(
+            title="gradients sent as bfloat16",
+            memory=f"{bytes_text(round(total_bytes / 2))} while they are sent",
+            semantics="gradients are rounded to 8 bits of mantissa before they are added up",
+            do="model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+            location=wrapped_at,
+            note="what the casts cost is bounded, not measured",
+        ),
+        "communication": Remedy(
+            title="all communication of gradients hidden",
+            do="send less or less often, over faster links, or let backward hide it",
+            location=wrapped_at,
+            note=_BOUND,
+        ),
+        "data": Remedy(
+            title="no waiting for data",
+            do="more workers, a faster disk, less work for each sample",
+            note=_BOUND,
+        ),
+        "host_syncs": Remedy(
+            title="no results read back in the loop",
+            do="keep them on the GPU (loss.detach()) and read them when they are logged",
+            location=_site(observed, reads[0].site) if reads else None,
+            note="at most: the GPU may have been busy meanwhile",
+        ),
+    }
 
 
 def _site(observed: Observed, site: int) -> Location | None:
@@ -286,15 +278,9 @@ _PARTS = {
     "workers": _workers,
     "bucket_cap_mb": _bucket_cap,
     "accumulation": _accumulation,
-    "gradient_as_bucket_view": _bucket_view,
-    "broadcast_buffers": _buffers,
     "static_graph": _unused,
     "find_unused_parameters": _unused,
-    "hook": _hook,
-    "communication": _communication,
-    "data": _data,
     "collectives": _collectives,
-    "host_syncs": _host_syncs,
     "link_speed": _link,
     "link_gbit_per_s": _link,
 }

@@ -31,8 +31,8 @@ class SimulatedRank:
         self._noise = random.Random(rank)
         self.made = 0
         """Steps that were written."""
-        self._steps = Ring(str(directory / layout.steps_name(pid)), layout.STEPS)
-        self._calls = Ring(str(directory / layout.calls_name(pid)), layout.CALLS)
+        self._steps = Ring(str(directory / layout.STEPS_FILE.format(pid)), layout.STEPS)
+        self._calls = Ring(str(directory / layout.CALLS_FILE.format(pid)), layout.CALLS)
         frames = [["/home/user/train.py", 57, "train"], ["/home/user/train.py", 90, "main"]]
         events: list[dict[str, object]] = [
             {"event": "process", "pid": pid, "parent": 1, "rank": rank, "local_rank": rank % 8, "node": rank // 8},
@@ -41,7 +41,7 @@ class SimulatedRank:
             {"event": "group", "number": 0, "ranks": list(range(ranks)), "backend": "nccl", "timeout_ns": 600 * 10**9},
             {"event": "site", "number": 0, "frames": frames},
         ]
-        self._events = directory / layout.events_name(pid)
+        self._events = directory / layout.EVENTS_FILE.format(pid)
         with self._events.open("w") as file:
             file.writelines(json.dumps({"time_ns": started_ns, "kind": "start", **event}) + "\n" for event in events)
 

@@ -42,7 +42,7 @@ def contained(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     assert process.stdout is not None
     try:
         inner = int(process.stdout.readline())
-        (run / layout.events_name(inner)).touch()
+        (run / layout.EVENTS_FILE.format(inner)).touch()
         yield run, inner
     finally:
         process.kill()
@@ -89,13 +89,13 @@ def test_a_run_that_was_written_to_lately_is_not_removed(tmp_path: Path, monkeyp
 
 
 def test_a_process_out_here_that_writes_files_of_the_run_keeps_its_number(tmp_path: Path) -> None:
-    with open(tmp_path / layout.steps_name(os.getpid()), "wb"):
+    with open(tmp_path / layout.STEPS_FILE.format(os.getpid()), "wb"):
         assert OuterPids(tmp_path)(os.getpid()) == os.getpid()
 
 
 def test_an_unrelated_process_with_the_number_is_none_of_the_run(tmp_path: Path) -> None:
     """A signal for stacks would end it."""
-    name = tmp_path / layout.steps_name(os.getpid())
+    name = tmp_path / layout.STEPS_FILE.format(os.getpid())
     name.touch()
     with open(name, "rb"):  # As a monitor does.
         assert OuterPids(tmp_path)(os.getpid()) is None

@@ -56,7 +56,7 @@ def test_the_child_is_the_rank_from_its_first_step_to_its_end(tmp_path: Path) ->
         assembly.poll()
         assembly.poll()
         record = assembly.record(Job(kind="run", world_size=2))
-    assert assembly.book.reported() == (0, 1)
+    assert assembly.book.added_to(Job(kind="run")).ranks_reported == (0, 1)
     assert len(parents) == 2 and first.faults == assembly.faults == []
     assert [rank.end for rank in record.ranks] == ["finished", "finished"]
     assert [track.step[-1] for track in record.step_tracks] == [20, 20]

@@ -58,7 +58,7 @@ def test_a_sigterm_ends_a_rank_as_before_and_tells_where_it_was(tmp_path: Path, 
 
 
 def test_a_crash_while_another_thread_runs_on_says_no_more_than_is_known(tmp_path: Path) -> None:
-    (tmp_path / layout.crash_dump_name(42)).write_text(CUT)
+    (tmp_path / layout.CRASH_DUMP_FILE.format(42)).write_text(CUT)
     words = read_crash_dump(tmp_path, 42)
     assert words is not None and words.signal == signal.SIGABRT
     assert [(stack.main, stack.native_end, stack.frames) for stack in words.stacks] == [(True, True, ())]
@@ -68,7 +68,7 @@ def test_a_process_that_said_nothing_has_no_last_words(tmp_path: Path, rank: sub
     rank.kill()
     rank.communicate()
     deadline = time.monotonic() + 10
-    while not (tmp_path / layout.crash_dump_name(rank.pid)).exists() and time.monotonic() < deadline:
+    while not (tmp_path / layout.CRASH_DUMP_FILE.format(rank.pid)).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert read_crash_dump(tmp_path, rank.pid) is None
 
@@ -115,13 +115,13 @@ def _ended_in_a_call(run: Path, rank: int, size_bytes: int, words: str) -> None:
         {"event": "site", "number": 0, "frames": [["/job/train.py", 16, "<module>"]]},
     ]
     lines = (json.dumps({"time_ns": now_ns, **event}) + "\n" for event in events)
-    (run / layout.events_name(pid)).write_text("".join(lines))
-    steps = Ring(str(run / layout.steps_name(pid)), layout.STEPS)
+    (run / layout.EVENTS_FILE.format(pid)).write_text("".join(lines))
+    steps = Ring(str(run / layout.STEPS_FILE.format(pid)), layout.STEPS)
     steps.write_head((now_ns, *([0] * 20)))
-    calls = Ring(str(run / layout.calls_name(pid)), layout.CALLS)
+    calls = Ring(str(run / layout.CALLS_FILE.format(pid)), layout.CALLS)
     calls.begin((layout.CALL_KINDS.index("all_reduce"), 0, 0, 1, now_ns, 0, size_bytes, 0))
     calls.write_head()
-    (run / layout.crash_dump_name(pid)).write_text(words)
+    (run / layout.CRASH_DUMP_FILE.format(pid)).write_text(words)
 
 
 def test_ranks_that_end_before_their_flight_recorders_were_read_still_have_a_cause(tmp_path: Path) -> None:

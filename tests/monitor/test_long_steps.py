@@ -57,7 +57,7 @@ def test_what_it_says_of_collectives_and_stacks_does_not_grow_for_ever(tmp_path:
         flights.take(7, Flight(recorder=0, time_ns=dump, continues=True, completed=(), rows=rows))
         assert len(flights.columns(7)["sequence"]) <= MOST_HELD
     assert flights.columns(7)["sequence"][-1] == 200 * 500 - 1
-    with (tmp_path / layout.events_name(7)).open("w") as file:
+    with (tmp_path / layout.EVENTS_FILE.format(7)).open("w") as file:
         start = {"event": "process", "pid": 7, "parent": 1, "rank": 0, "time_ns": 1, "kind": "start"}
         file.write(json.dumps(start) + "\n")
         for dump in range(2 * MOST_STACKS):

@@ -57,7 +57,7 @@ def test_a_run_that_may_not_be_read_is_said_to_belong_to_its_owner(words: tuple[
     assert (code, said.splitlines()) == (2, refused)
     run.chmod(0o755)
     (run / layout.JOB_FILE).chmod(0o644)
-    events = run / layout.events_name(os.getpid())
+    events = run / layout.EVENTS_FILE.format(os.getpid())
     events.touch(mode=0o600)
     code, said = _as_nobody(*words, str(run))
     assert (code, said.splitlines()) == (2, refused)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -19,7 +18,7 @@ from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.processes.hosts import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
 from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.ring_reader import NO_HEARTBEAT, Heartbeat
+from ddpdoctor.record.ring_reader import Heartbeat, RingTail
 from tests.jobs_of_tests import kill_marked, marked
 
 SCRIPT = """
@@ -50,7 +49,7 @@ UNPRIVILEGED = shutil.which("unshare") is None or bool(
 NOW_NS = 10**18
 
 
-class Ring:
+class Ring(RingTail):
     """A ring with a beat."""
 
     def __init__(self, beat_ns: int) -> None:
@@ -58,10 +57,7 @@ class Ring:
 
     def heartbeat(self) -> Heartbeat:
         """Return it."""
-        return msgspec.structs.replace(NO_HEARTBEAT, beat_at_ns=self.beat_ns)
-
-    def ask_for_stacks(self, number: int) -> None:
-        """Nobody answers."""
+        return Heartbeat(beat_at_ns=self.beat_ns)
 
 
 NOBODY = (1 << 22) + 7
@@ -99,7 +95,7 @@ def test_one_that_has_long_ended_does_not(tmp_path: Path, beat_ns: int) -> None:
 
 def test_one_that_is_seen_is_not_judged_by_its_beat(tmp_path: Path) -> None:
     outer = OuterPids(tmp_path)
-    with open(tmp_path / layout.steps_name(os.getpid()), "wb"):
+    with open(tmp_path / layout.STEPS_FILE.format(os.getpid()), "wb"):
         assert outer.is_alive(os.getpid())
     ranks, ring = UnseenRanks(outer), Ring(NOW_NS)
     ranks.look({os.getpid(): ring}, RankBook(), NOW_NS)

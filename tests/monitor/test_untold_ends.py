@@ -119,7 +119,7 @@ def test_what_tells_the_end_is_written_however_much_a_process_has_written(
     for number in range(20):
         own.write("site", number=number)
     own.write("exit", code=0, finished=True)
-    (tmp_path / layout.events_name(os.getpid())).unlink(missing_ok=not [*files.poll()])
+    (tmp_path / layout.EVENTS_FILE.format(os.getpid())).unlink(missing_ok=not [*files.poll()])
     own.write("raised", type="ValueError")
     assert own.lost > 0
     assert [event["event"] for _, event in files.poll()] == ["raised"], "a file that was deleted is read on"

@@ -107,7 +107,7 @@ def write_ranks(directory: Path, nodes: int, fault: str, began_ns: int) -> None:
         for rank, sleeper in zip(ranks, sleepers, strict=True):
             rank.prepare(fault, began_ns)
             host = {"event": "host", "time_ns": began_ns, "name": "node0", "interfaces": ["lo"], "environment": {}}
-            with (directory / layout.events_name(sleeper.pid)).open("a") as file:
+            with (directory / layout.EVENTS_FILE.format(sleeper.pid)).open("a") as file:
                 file.write(json.dumps(host) + "\n")
         while True:
             now_ns = time.time_ns()

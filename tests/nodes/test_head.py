@@ -319,7 +319,7 @@ def test_what_fails_in_a_helper_thread_is_told_and_it_goes_on(monkeypatch: pytes
     with listening() as head, forwarding(head.meeting) as agent:
         until(lambda: bool(agent.answered_s))
         with monkeypatch.context() as broken:
-            broken.setattr("ddpdoctor.monitor.nodes.agent.pack_field", lambda record, name: 1 / 0)
+            broken.setattr("ddpdoctor.monitor.nodes.messages.pack_field", lambda record, name: 1 / 0)
             agent.offer(RECORD, is_quiet=False, ended=False, exit_code=None)
             until(lambda: "ZeroDivisionError" in agent.trouble)
         with monkeypatch.context() as broken:

@@ -21,7 +21,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def sites(journal: Journal) -> list[list[Any]]:
-    lines = Path(journal.run_directory, layout.events_name(os.getpid())).read_text().splitlines()
+    lines = Path(journal.run_directory, layout.EVENTS_FILE.format(os.getpid())).read_text().splitlines()
     return [event["frames"] for event in map(json.loads, lines) if event["event"] == "site"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ddpdoctor.probe.rehearsal.data.copies import Copies
+from ddpdoctor.probe.rehearsal.data.loaders import Copies
 
 
 class Transform:

@@ -37,7 +37,7 @@ _TAKEN = {
 @pytest.mark.parametrize("then", _TAKEN.values(), ids=_TAKEN.keys())
 def test_the_licence_goes_before_the_handler(tmp_path: Path, then: str) -> None:
     with _started(tmp_path, then) as process:
-        assert not (tmp_path / layout.stacks_name(process.pid)).exists()
+        assert not (tmp_path / layout.STACKS_FILE.format(process.pid)).exists()
         _ask(tmp_path, process.pid)
         _assert_it_lives(process)
 
@@ -51,7 +51,7 @@ def test_stacks_are_written_where_the_script_lets_the_signal_alone(tmp_path: Pat
 
 def test_a_handler_that_went_behind_our_back_is_seen(tmp_path: Path) -> None:
     with _started(tmp_path, "import _signal; _signal.signal(signal.SIGUSR2, _signal.SIG_DFL)") as process:
-        assert (tmp_path / layout.stacks_name(process.pid)).exists()
+        assert (tmp_path / layout.STACKS_FILE.format(process.pid)).exists()
         _ask(tmp_path, process.pid)
         _assert_it_lives(process)
 

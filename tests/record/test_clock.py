@@ -41,7 +41,7 @@ def _is_now(time_ns: int) -> bool:
 def test_events_and_beats_go_on_and_what_torch_notes_is_brought_to_their_clock(tmp_path: Path, set_by: int) -> None:
     assert _is_now(epoch_ns()) and _is_now(from_system(_SYSTEM_NS() + set_by))
     EventWriter(str(tmp_path)).write("torch", version="2.13.0")
-    written = json.loads((tmp_path / layout.events_name(os.getpid())).read_text())
+    written = json.loads((tmp_path / layout.EVENTS_FILE.format(os.getpid())).read_text())
     assert _is_now(written["time_ns"])
 
 

@@ -88,8 +88,8 @@ def _written(run: Path, pid: int, rank: int, parent: int, steps: int) -> None:
         {"event": "world", "rank": rank, "world_size": 2, "backend": "gloo", "local_rank": rank},
     ]
     lines = (json.dumps({"time_ns": time.time_ns(), **event}) + "\n" for event in events)
-    (run / layout.events_name(pid)).write_text("".join(lines))
-    ring = Ring(str(run / layout.steps_name(pid)), layout.STEPS)
+    (run / layout.EVENTS_FILE.format(pid)).write_text("".join(lines))
+    ring = Ring(str(run / layout.STEPS_FILE.format(pid)), layout.STEPS)
     for step in range(steps):
         ring.put((step + 1, *([time.time_ns()] * 2), *([0] * (len(layout.STEP_FIELDS) - 3))))
     ring.flush()
@@ -129,7 +129,7 @@ signature = {"kind": "all_reduce", "size_bytes": 4}
 writer.write("signature", number=0, **signature)
 rows = [[number, 0, number, 0, 0, epoch_ns(), 1] for number in range(steps)]
 writer.write("flight", recorder=0, continues=True, completed=[], rows=rows)
-ring = Ring(os.path.join(run, layout.steps_name(os.getpid())), layout.STEPS)
+ring = Ring(os.path.join(run, layout.STEPS_FILE.format(os.getpid())), layout.STEPS)
 for step in range(steps):
     ring.put((step + 1, epoch_ns(), epoch_ns(), *([0] * (len(layout.STEP_FIELDS) - 3))))
 ring.flush()

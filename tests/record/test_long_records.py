@@ -27,9 +27,9 @@ def test_a_million_steps_need_no_more_memory_than_two_thirds_of_them(tmp_path: P
     journal.event("process", pid=journal.pid, parent=1, kind="start", rank=0)
     journal.event("world", rank=0, world_size=1, backend="gloo", local_rank=0)
     journal.event("site", number=0, frames=[["/job/train.py", 7, "main"]])
-    events = tmp_path / layout.events_name(journal.pid)
-    steps = Ring(str(tmp_path / layout.steps_name(journal.pid)), layout.STEPS)
-    calls = Ring(str(tmp_path / layout.calls_name(journal.pid)), layout.CALLS)
+    events = tmp_path / layout.EVENTS_FILE.format(journal.pid)
+    steps = Ring(str(tmp_path / layout.STEPS_FILE.format(journal.pid)), layout.STEPS)
+    calls = Ring(str(tmp_path / layout.CALLS_FILE.format(journal.pid)), layout.CALLS)
     gauges, made = Gauges(journal), 0
     gauges.add("garbage collection", "ns", lambda: 100 * made)
     assembly = Assembly(tmp_path)

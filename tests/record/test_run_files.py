@@ -51,7 +51,7 @@ def test_a_ring_that_is_truncated_under_a_running_job_costs_its_rows_and_nothing
     ring, writer = CollectiveRing(str(tmp_path)), EventWriter(str(tmp_path))
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
     assembly = Assembly(tmp_path)
-    path = tmp_path / layout.collectives_name(os.getpid())
+    path = tmp_path / layout.COLLECTIVES_FILE.format(os.getpid())
 
     def sequences() -> list[int]:
         assembly.poll()
@@ -86,7 +86,7 @@ def test_a_ring_that_is_truncated_under_a_running_job_costs_its_rows_and_nothing
 
 def test_events_are_read_on_after_a_truncation_and_none_twice(tmp_path: Path) -> None:
     writer = EventWriter(str(tmp_path))
-    path = tmp_path / layout.events_name(os.getpid())
+    path = tmp_path / layout.EVENTS_FILE.format(os.getpid())
     assembly = Assembly(tmp_path)
     files = assembly.files
 
@@ -124,7 +124,7 @@ def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Pat
 
 
 def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
-    (tmp_path / layout.collectives_name(os.getpid())).write_bytes(layout.COLLECTIVES.magic + b"short")
+    (tmp_path / layout.COLLECTIVES_FILE.format(os.getpid())).write_bytes(layout.COLLECTIVES.magic + b"short")
     EventWriter(str(tmp_path)).write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
     assembly = Assembly(tmp_path)
     assembly.poll()
@@ -139,7 +139,7 @@ def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, line: bytes) -> None:
     writer = EventWriter(str(tmp_path))
-    path = tmp_path / layout.events_name(os.getpid())
+    path = tmp_path / layout.EVENTS_FILE.format(os.getpid())
     path.write_bytes(line)
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
     assembly = Assembly(tmp_path)
@@ -165,7 +165,7 @@ def test_a_fault_of_the_probe_makes_its_streams_incomplete(tmp_path: Path, harme
 
 def test_a_line_is_read_only_once_it_is_whole(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
-    path = tmp_path / layout.events_name(9)
+    path = tmp_path / layout.EVENTS_FILE.format(9)
     path.write_bytes(b'{"event":"a"}\n{"event"')
     assert [event["event"] for _, event in files.poll()] == ["a"]
     with path.open("ab") as file:
@@ -276,10 +276,10 @@ def test_a_row_that_is_half_written_is_not_taken_in_before_it_is_whole(
     # At one time in 256 the checksum ends in a zero, and the row without its last byte is the whole row.
     monkeypatch.setattr("ddpdoctor.record.writer.epoch_ns", lambda: 1_795_000_000_000_000_000)
     ring = CollectiveRing(str(tmp_path))
-    tail = RingTail(tmp_path / layout.collectives_name(os.getpid()), layout.COLLECTIVES)
+    tail = RingTail(tmp_path / layout.COLLECTIVES_FILE.format(os.getpid()), layout.COLLECTIVES)
     ring.append(0, 0, 7, 3, 1, -1)
     ring.append(0, 1, 7, 3, 1, -1)
-    path, at = tmp_path / layout.collectives_name(os.getpid()), layout.HEAD_BYTES + ROW_BYTES
+    path, at = tmp_path / layout.COLLECTIVES_FILE.format(os.getpid()), layout.HEAD_BYTES + ROW_BYTES
     whole = path.read_bytes()[at : at + ROW_BYTES]
     assert whole[-1]
     with path.open("r+b", buffering=0) as file:

@@ -19,24 +19,9 @@ import zmq
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError
 from ddpdoctor.launch.processes import without_signals
+from ddpdoctor.monitor.nodes import messages
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
-from ddpdoctor.monitor.nodes.messages import (
-    MOST_BYTES,
-    PROTOCOL,
-    SELDOM,
-    SENT,
-    Answer,
-    JobFacts,
-    Rows,
-    Track,
-    Update,
-    connected,
-    differing,
-    pack,
-    pack_field,
-    pack_rows,
-    unpack_answer,
-)
+from ddpdoctor.monitor.nodes.messages import PROTOCOL
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import RunRecord, shared_fields
 from ddpdoctor.record.streams.collectives import CollectiveTrack
@@ -138,14 +123,16 @@ class Agent:
 
     def _tell_version(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Let the head know, too, that the versions differ; nothing else is said to it."""
-        self.trouble = differing(self._meeting.protocol, "it", "this machine")
+        self.trouble = messages.differing(self._meeting.protocol, "it", "this machine")
         while not self._over.is_set():
             address, _ = reach(self._addresses, self._meeting.port)
             if address:
-                own = connected(context, self._meeting, endpoint(address, self._meeting.port), MOST_BYTES)
+                own = messages.connected(
+                    context, self._meeting, endpoint(address, self._meeting.port), messages.MOST_BYTES
+                )
                 own.sndtimeo = 1_000 * int(UNREACHED_AFTER_S)
                 try:
-                    own.send(pack(self._farewell()))
+                    own.send(messages.pack(self._farewell()))
                     if own.poll(1_000 * int(UNREACHED_AFTER_S)):
                         break
                 except zmq.Again:
@@ -168,7 +155,7 @@ class Agent:
 
     def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:
         """Send and receive until the stop, or until the head has never answered; return whether it ever has."""
-        own = connected(context, self._meeting, where, MOST_BYTES)
+        own = messages.connected(context, self._meeting, where, messages.MOST_BYTES)
         waiting_s = 0.0
         """Since when an update is under way; 0 when none is."""
         content, sent_ns, sends, began_s = b"", 0, 0, time.monotonic()
@@ -195,7 +182,7 @@ class Agent:
                 if reached and waiting_s and time.monotonic() - self.answered_s > 2 * AGAIN_AFTER_S:
                     self.trouble = f"{where.removeprefix('tcp://')}: it has not answered for a while"
             if reached and self._sent_state != "ended":
-                self._send(own, pack(self._farewell()))
+                self._send(own, messages.pack(self._farewell()))
         finally:
             own.close(200)
         return True
@@ -210,13 +197,13 @@ class Agent:
             return 0
         return sent_ns
 
-    def _received(self, own: zmq.Socket[bytes]) -> Answer | None:
+    def _received(self, own: zmq.Socket[bytes]) -> messages.Answer | None:
         try:
-            return unpack_answer(own.recv(zmq.NOBLOCK))
+            return messages.unpack_answer(own.recv(zmq.NOBLOCK))
         except (zmq.ZMQError, RecordError):
             return None
 
-    def _take(self, answer: Answer, sent_ns: int, now_ns: int) -> None:
+    def _take(self, answer: messages.Answer, sent_ns: int, now_ns: int) -> None:
         self.answered_s, self.head_host, self.trouble = time.monotonic(), answer.host, ""
         if answer.refused:
             self.trouble = answer.refused
@@ -263,9 +250,9 @@ class Agent:
         collectives = None
         if self._collectives != record.collectives:
             self._collectives = record.collectives
-            collectives = tuple(pack_rows(track, anew=True) for track in record.collectives)
+            collectives = tuple(messages.pack_rows(track, anew=True) for track in record.collectives)
         pids = {rank.rank: rank.pid for rank in record.ranks}
-        update = Update(
+        update = messages.Update(
             protocol=PROTOCOL,
             session=self._session,
             number=self._number,
@@ -275,13 +262,13 @@ class Agent:
             exit_code=exit_code,
             is_quiet=is_quiet,
             clock=None if bound is None else (bound.at_ns, bound.low_ns, bound.high_ns),
-            job=JobFacts(**shared_fields(record.job, JobFacts)),
+            job=messages.JobFacts(**shared_fields(record.job, messages.JobFacts)),
             fields=fields,
             steps=_news(record.step_tracks, "ended_at_ns", pids, self._steps),
             calls=_news(record.call_tracks, "entered_at_ns", pids, self._calls),
             collectives=collectives,
         )
-        return pack(update)
+        return messages.pack(update)
 
     def _is_due(self) -> bool:
         """Return whether something was offered that is to be sent now."""
@@ -290,9 +277,9 @@ class Agent:
         waited = time.monotonic() - self._made_s >= EVERY_S
         return waited or self._over.is_set() or _picture(self._record, self._state) != self._made_of
 
-    def _farewell(self) -> Update:
+    def _farewell(self) -> messages.Update:
         """Send that no more will come of ranks that continue."""
-        return Update(
+        return messages.Update(
             protocol=PROTOCOL,
             session=self._session,
             number=self._number + 1,
@@ -303,10 +290,10 @@ class Agent:
 
     def _changed(self, record: RunRecord, *, everything: bool) -> dict[str, bytes]:
         changed = {}
-        for name in SENT:
-            if not everything and self._number - self._sent_at.get(name, -1_000) < SELDOM.get(name, 0):
+        for name in messages.SENT:
+            if not everything and self._number - self._sent_at.get(name, -1_000) < messages.SELDOM.get(name, 0):
                 continue
-            content = pack_field(record, name)
+            content = messages.pack_field(record, name)
             if self._fields.get(name) != content:
                 self._fields[name] = changed[name] = content
                 self._sent_at[name] = self._number
@@ -319,8 +306,8 @@ def _picture(record: RunRecord, state: tuple[str, int | None, bool]) -> tuple[ob
 
 
 def _news(
-    tracks: tuple[Track, ...], time: str, pids: dict[int, int], sent: dict[int, tuple[int, int]]
-) -> tuple[Rows, ...]:
+    tracks: tuple[messages.Track, ...], time: str, pids: dict[int, int], sent: dict[int, tuple[int, int]]
+) -> tuple[messages.Rows, ...]:
     """Return the rows of each track that the head does not have, and those that have changed since."""
     news = []
     for track in tracks:
@@ -332,7 +319,7 @@ def _news(
         left: array[int] | None = getattr(track, "left_at_ns", None)
         if start == len(track) and not anew:
             continue
-        news.append(pack_rows(track, start, anew=anew))
+        news.append(messages.pack_rows(track, start, anew=anew))
         last_ns = times[-1] if len(track) else 0
         if left is not None:
             # What has not ended yet is sent again.

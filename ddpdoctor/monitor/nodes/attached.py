@@ -21,22 +21,9 @@ from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.files.untrusted import read_start, reason_of
 from ddpdoctor.launch.kept_runs import kept_runs, named_run
+from ddpdoctor.monitor.nodes import messages
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
-from ddpdoctor.monitor.nodes.messages import (
-    PROTOCOL,
-    JobFacts,
-    Picture,
-    Request,
-    Rows,
-    Shown,
-    Update,
-    connected,
-    differing,
-    pack,
-    received,
-    unpack_field,
-    unpack_rows,
-)
+from ddpdoctor.monitor.nodes.messages import PROTOCOL
 from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
 from ddpdoctor.monitor.snapshot import OnlyShown, Snapshot
 from ddpdoctor.record import layout
@@ -81,20 +68,20 @@ class HeldNode:
         """Its ranks, ascending."""
         self.epoch = 0
         """Raised whenever its collectives do not join on to those before: what was made of these is void."""
-        self._job = JobFacts()
+        self._job = messages.JobFacts()
         self._fields: dict[str, Any] = {}
         self._steps: dict[int, dict[str, array[int]]] = {}
         self._calls: dict[int, dict[str, array[int]]] = {}
         self._collectives: tuple[CollectiveTrack, ...] = ()
         self._bounds = ClockBounds()
 
-    def takes(self, update: Update) -> bool:
+    def takes(self, update: messages.Update) -> bool:
         """Return whether an update joins on to what is held; one that was taken in before does, too."""
         return update.number in (1, self.number, self.number + 1)
 
-    def take(self, update: Update, now_ns: int, most_rows: int) -> None:
+    def take(self, update: messages.Update, now_ns: int, most_rows: int) -> None:
         """Take in an update; raises RecordError for one that is damaged, of which nothing is taken in then."""
-        fields = {name: unpack_field(name, content) for name, content in update.fields.items()}
+        fields = {name: messages.unpack_field(name, content) for name, content in update.fields.items()}
         ranks = {rank.rank for rank in fields["ranks"]} if "ranks" in fields else set(self.ranks)
         if sum(map(len, update.fields.values())) > MOST_FIELD_BYTES * (len(ranks) + 2):
             raise RecordError(f"streams of more than {len(ranks) + 2} MiB for {len(ranks)} ranks")
@@ -104,11 +91,11 @@ class HeldNode:
                 fields[name] = tuple(row for row in rows if getattr(row, "rank", -1) in {-1, *ranks})
         for name in fields.keys() & _HOLD_RANKS:
             fields[name] = tuple(msgspec.structs.replace(row, ranks=_shared(row.ranks)) for row in fields[name])
-        steps = [(rows, unpack_rows(rows, StepTrack)) for rows in update.steps if rows.rank in ranks]
-        calls = [(rows, unpack_rows(rows, CallTrack)) for rows in update.calls if rows.rank in ranks]
+        steps = [(rows, messages.unpack_rows(rows, StepTrack)) for rows in update.steps if rows.rank in ranks]
+        calls = [(rows, messages.unpack_rows(rows, CallTrack)) for rows in update.calls if rows.rank in ranks]
         if update.collectives is not None:
             collectives = tuple(
-                _track(CollectiveTrack, rows.rank, unpack_rows(rows, CollectiveTrack))
+                _track(CollectiveTrack, rows.rank, messages.unpack_rows(rows, CollectiveTrack))
                 for rows in update.collectives
                 if rows.rank in ranks
             )
@@ -166,7 +153,7 @@ class HeldNode:
 
 def _add(
     held: dict[int, dict[str, array[int]]],
-    news: Iterable[tuple[Rows, dict[str, array[int]]]],
+    news: Iterable[tuple[messages.Rows, dict[str, array[int]]]],
     time: str,
     most_rows: int,
 ) -> None:
@@ -284,7 +271,9 @@ def _read(path: Path) -> Meeting:
     if meeting is None:
         raise UsageError(f"{path} does not hold the key of a run", _WHAT_IT_IS)
     if meeting.protocol != PROTOCOL:
-        raise UsageError(f"{path} is another version's: {differing(meeting.protocol, 'its machine', 'this one')}")
+        raise UsageError(
+            f"{path} is another version's: {messages.differing(meeting.protocol, 'its machine', 'this one')}"
+        )
     return meeting
 
 
@@ -374,7 +363,7 @@ class AttachedRun(OnlyShown):
             )
         self.where = endpoint(address, meeting.port).removeprefix("tcp://")
         where = endpoint(address, meeting.port)
-        self._socket = connected(self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False)
+        self._socket = messages.connected(self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False)
         began_s = time.monotonic()
         while self._newest is None and not self._left:
             self._exchange(ANSWERED_WITHIN_S)
@@ -396,7 +385,7 @@ class AttachedRun(OnlyShown):
         if not own.poll(int(1_000 * patience_s)):
             return
         try:
-            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)[0]])
+            shown, picture = unpack_shown([frame.bytes for frame in messages.received(own, 2)[0]])
         except (zmq.ZMQError, RecordError):
             return
         self._take(shown, picture)
@@ -407,12 +396,12 @@ class AttachedRun(OnlyShown):
         if self._number and now_s - self._requested_s <= AGAIN_AFTER_S:
             return
         number, has_ns = next(self._numbers), 0 if self._newest is None else self._newest.now_ns
-        request = Request(protocol=PROTOCOL, number=number, host=socket.gethostname()[:255], has_ns=has_ns)
+        request = messages.Request(protocol=PROTOCOL, number=number, host=socket.gethostname()[:255], has_ns=has_ns)
         with suppress(zmq.Again):  # There is no connection yet, or none any more.
-            own.send(pack(request), zmq.NOBLOCK)
+            own.send(messages.pack(request), zmq.NOBLOCK)
             self._number, self._requested_s = number, now_s
 
-    def _take(self, shown: Shown, picture: Picture | None) -> None:
+    def _take(self, shown: messages.Shown, picture: messages.Picture | None) -> None:
         if shown.refused and self._newest is None:
             raise UsageError(f"the monitor at {self.where} does not serve this screen: {shown.refused}")
         self._received_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused

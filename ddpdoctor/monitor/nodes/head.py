@@ -22,21 +22,11 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.launch.processes import without_signals
+from ddpdoctor.monitor.nodes import messages
 from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
-from ddpdoctor.monitor.nodes.messages import (
-    MOST_BYTES,
-    MOST_UNPACKED_BYTES,
-    PROTOCOL,
-    Answer,
-    OtherVersion,
-    Update,
-    pack_answer,
-    received,
-    unpack_field,
-    unpack_update,
-)
+from ddpdoctor.monitor.nodes.messages import PROTOCOL
 from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
 from ddpdoctor.record.writer import epoch_ns
@@ -195,7 +185,7 @@ class Head:
         own = self._socket
         own.curve_server = True
         own.curve_secretkey = secret
-        own.maxmsgsize = MOST_BYTES
+        own.maxmsgsize = messages.MOST_BYTES
         own.rcvhwm = own.sndhwm = _BACKLOG
         own.linger = _LINGER_MS
         own.backlog = MOST_NODES
@@ -222,7 +212,7 @@ class Head:
         self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
-        frames, size = received(self._socket, _FRAMES)
+        frames, size = messages.received(self._socket, _FRAMES)
         received_ns = epoch_ns()
         source = self.front.taken(int(frames[-1].get("__fd")), size)
         identity, *parts = [frame.bytes for frame in frames]
@@ -232,7 +222,7 @@ class Head:
             said = self._answered(identity, parts)
         else:
             answer = self._answer(parts, received_ns, source)
-            said = None if answer is None else pack_answer(answer)
+            said = None if answer is None else messages.pack_answer(answer)
         if said is not None:
             # Who is gone by now gets nothing, and no one waits for it.
             self._socket.send_multipart([identity, said], zmq.NOBLOCK)
@@ -243,7 +233,7 @@ class Head:
         until_s = time.monotonic() + LAST_MESSAGE_S
         while not self.screens.have_the_last and time.monotonic() < until_s:
             if self._socket.poll(_POLL_MS):
-                frames, _ = received(self._socket, _FRAMES)
+                frames, _ = messages.received(self._socket, _FRAMES)
                 if frames[-1].get("User-Id") == self.keys.screens.client_key:
                     identity, *parts = [frame.bytes for frame in frames]
                     self._answered(identity, parts)
@@ -263,17 +253,17 @@ class Head:
         for screen, answer in answers:
             self._socket.send_multipart([screen, *answer], zmq.NOBLOCK)
 
-    def _answer(self, parts: list[bytes], received_ns: int, source: str) -> Answer | None:
+    def _answer(self, parts: list[bytes], received_ns: int, source: str) -> messages.Answer | None:
         """Take in one message; None where it was none of ours."""
         if len(parts) != 1:
             self.strange += 1
             return None
         try:
-            update = unpack_update(parts[0], self._most_unpacked())
+            update = messages.unpack_update(parts[0], self._most_unpacked())
             self.was_reached = True
             with self.lock:
                 return self._taken(update, len(parts[0]), received_ns, source)
-        except OtherVersion as other:
+        except messages.OtherVersion as other:
             self.was_reached = True
             self.others = f"the monitor on {other.host} runs another version of ddpdoctor: its messages cannot be read"
             return self._refusal(other.number, other.reason)
@@ -293,16 +283,16 @@ class Head:
     def _most_unpacked(self) -> int:
         """Return how many bytes an update may have when it is unpacked: what all ranks of other nodes may need."""
         if not self._world_size:
-            return MOST_UNPACKED_BYTES
+            return messages.MOST_UNPACKED_BYTES
         others = max(0, self._world_size - len(self._own))
-        return min(MOST_UNPACKED_BYTES, UNPACKED_BYTES_OF_RANK * (others + 1))
+        return min(messages.MOST_UNPACKED_BYTES, UNPACKED_BYTES_OF_RANK * (others + 1))
 
     def _doubt(self, source: str, reason: str, now_ns: int) -> None:
         since_ns = self.lies[source][1] if source in self.lies else now_ns
         if source in self.lies or len(self.lies) < _MOST_LIARS:
             self.lies[source] = reason, since_ns, now_ns
 
-    def _contradiction(self, update: Update, node: HeldNode, source: str, now_ns: int) -> str:
+    def _contradiction(self, update: messages.Update, node: HeldNode, source: str, now_ns: int) -> str:
         """Return why an update cannot be true, as the rest of a sentence on who sends it; empty where it may be."""
         if node.source != source and source and not node.is_silent(now_ns) and node.number:
             return f"claim to be the monitor on {node.host}, which sends from {node.source}"
@@ -312,7 +302,9 @@ class Head:
         if update.job.world_size not in (0, size):
             return f"are of a job of {update.job.world_size} ranks, and this one has {size}"
         ranks = (
-            {row.rank for row in unpack_field("ranks", update.fields["ranks"])} if "ranks" in update.fields else set()
+            {row.rank for row in messages.unpack_field("ranks", update.fields["ranks"])}
+            if "ranks" in update.fields
+            else set()
         )
         if wrong := [rank for rank in ranks if not 0 <= rank < size]:
             return f"are of rank {wrong[0]} of a job of {size}"
@@ -324,8 +316,8 @@ class Head:
                 return f"are of rank {min(both)}, which {other.host} reports"
         return ""
 
-    def _refusal(self, number: int, reason: str) -> Answer:
-        return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
+    def _refusal(self, number: int, reason: str) -> messages.Answer:
+        return messages.Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
         """Forget the nodes of which nothing more will come, and whose ranks another monitor reports by now."""
@@ -337,7 +329,7 @@ class Head:
             if known != session and node.is_silent(now_ns) and living.issuperset(node.ranks):
                 del self.nodes[known]
 
-    def _taken(self, update: Update, size: int, received_ns: int, source: str) -> Answer:
+    def _taken(self, update: messages.Update, size: int, received_ns: int, source: str) -> messages.Answer:
         node = self.nodes.get(update.session) or HeldNode(update.session, update.host, source)
         if contradiction := self._contradiction(update, node, source, received_ns):
             self._doubt(source, contradiction, received_ns)
@@ -362,7 +354,7 @@ class Head:
                 node.bytes += size
                 self.nodes[update.session] = node
             asks, node.asks = node.asks, ()
-        return Answer(
+        return messages.Answer(
             number=update.number,
             received_at_ns=received_ns,
             send_all=send_all,
@@ -382,7 +374,11 @@ def _drawn() -> HeadKeys:
         server_key, client_key, client_secret = texts
         meetings.append(
             Meeting(
-                port=0, server_key=server_key, client_key=client_key, client_secret=client_secret, protocol=PROTOCOL
+                port=0,
+                server_key=server_key,
+                client_key=client_key,
+                client_secret=client_secret,
+                protocol=PROTOCOL,
             )
         )
     return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])

@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.ring_reader import Beating
+from ddpdoctor.record.ring_reader import RingTail
 from ddpdoctor.record.streams.measured import HostUse
 
 # Ranks whose processes do not show from here, as those of another container: their beat says that they live.
@@ -39,7 +39,7 @@ class UnseenRanks:
         self._over: set[int] = set()
         """Those that have written their end."""
 
-    def look(self, rings: Mapping[int, Beating], book: RankBook, now_ns: int) -> None:
+    def look(self, rings: Mapping[int, RingTail], book: RankBook, now_ns: int) -> None:
         """Take down who has beaten since the last look."""
         for pid, ring in rings.items():
             if self._outer.was_seen(pid):

@@ -19,7 +19,7 @@ from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.monitor.processes.hosts import scheduled_of, scheduled_threads
 from ddpdoctor.probe.live.clocks import clock_of
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.ring_reader import Beating, Heartbeat
+from ddpdoctor.record.ring_reader import Heartbeat, RingTail
 from ddpdoctor.record.streams.measured import StepTrack
 from ddpdoctor.record.writer import epoch_ns
 
@@ -62,7 +62,7 @@ class LivenessSampler:
         self.longest_sleep_ns = LONGEST_SLEEP_NS
         """The shortest timeout of the job's groups."""
 
-    def look(self, rings: Mapping[int, Beating]) -> frozenset[int]:
+    def look(self, rings: Mapping[int, RingTail]) -> frozenset[int]:
         """Take a sample when one is due; the processes that are stuck.
 
         One whose training thread stands on stays so, whatever another of its threads writes to a log.
@@ -100,7 +100,7 @@ class LivenessSampler:
         """Return whether none of the processes has done anything for the stall time but ask for something and sleep."""
         return all(at_rest(tuple(self._samples.get(pid, ())), self._stall_after_s) for pid in pids)
 
-    def _take(self, pid: int, ring: Beating) -> None:
+    def _take(self, pid: int, ring: RingTail) -> None:
         import psutil
 
         outer = self._outer_pid(pid)

@@ -24,7 +24,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.launch.processes import children_of, handles
 from ddpdoctor.record import layout
-from ddpdoctor.record.ring_reader import Beating
+from ddpdoctor.record.ring_reader import RingTail
 from ddpdoctor.record.streams.setup import StackDump
 from ddpdoctor.record.writer import epoch_ns
 
@@ -39,7 +39,7 @@ _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
-def ask_for_stacks(rings: Mapping[int, Beating], number: int) -> tuple[int, ...]:
+def ask_for_stacks(rings: Mapping[int, RingTail], number: int) -> tuple[int, ...]:
     """Ask every living rank for its stacks and wait until they are written; the processes that did not answer.
 
     A rank whose heart has stopped is asked too, and not waited for.
@@ -54,7 +54,7 @@ def ask_for_stacks(rings: Mapping[int, Beating], number: int) -> tuple[int, ...]
     return tuple(silent)
 
 
-def _beats(ring: Beating) -> bool:
+def _beats(ring: RingTail) -> bool:
     return epoch_ns() - ring.heartbeat().beat_at_ns < _STILL_NS
 
 
@@ -70,7 +70,7 @@ def signal_for_stacks(
         outer = outer_pid(pid)
         try:
             # Without the file there is no handler of ours, and without any the signal would kill the process.
-            licensed = outer is not None and (directory / layout.stacks_name(pid)).exists()
+            licensed = outer is not None and (directory / layout.STACKS_FILE.format(pid)).exists()
             if outer is not None and licensed and handles(outer, signal.SIGUSR2):
                 os.kill(outer, signal.SIGUSR2)
                 asked[pid] = rank
@@ -81,7 +81,7 @@ def signal_for_stacks(
     dumps = []
     for pid, rank in asked.items():
         try:
-            content = read_start(directory / layout.stacks_name(pid), _MOST_BYTES, directory)
+            content = read_start(directory / layout.STACKS_FILE.format(pid), _MOST_BYTES, directory)
         except OSError:
             continue
         dumps += parse_faulthandler(content.decode(errors="replace"), rank)
@@ -107,7 +107,7 @@ class SignalledStacks:
             return
         try:
             # Without the file there is no handler of ours, and without any the signal would kill the process.
-            size = (self._directory / layout.stacks_name(pid)).stat().st_size
+            size = (self._directory / layout.STACKS_FILE.format(pid)).stat().st_size
             self._asked[pid] = size, now_ns
             outer = self._outer(pid)
             if thread and outer is not None and handles(outer, signal.SIGUSR2):
@@ -120,7 +120,7 @@ class SignalledStacks:
     def written(self, pid: int) -> int:
         """Bytes that a process has written for us."""
         try:
-            return (self._directory / layout.stacks_name(pid)).stat().st_size if pid in self._asked else 0
+            return (self._directory / layout.STACKS_FILE.format(pid)).stat().st_size if pid in self._asked else 0
         except OSError:
             return 0
 
@@ -129,7 +129,7 @@ class SignalledStacks:
         if pid in self._asked:
             size, asked_ns = self._asked[pid]
             try:
-                path = self._directory / layout.stacks_name(pid)
+                path = self._directory / layout.STACKS_FILE.format(pid)
                 text = read_start(path, _MOST_BYTES, self._directory, size).decode(errors="replace")
             except OSError:
                 text = ""

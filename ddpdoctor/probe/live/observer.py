@@ -231,8 +231,8 @@ class Observer:
         if self.step_ring is None:
             directory, journal = self.journal.run_directory, self.journal
             try:
-                self.step_ring = Ring(f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS)
-                self.course.call_ring = Ring(f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS)
+                self.step_ring = Ring(f"{directory}/{layout.STEPS_FILE.format(journal.pid)}", layout.STEPS)
+                self.course.call_ring = Ring(f"{directory}/{layout.CALLS_FILE.format(journal.pid)}", layout.CALLS)
             except OSError as error:
                 self.thread = _NO_THREAD
                 journal.event("probe_fault", where="ring", text=repr(error), harms=["step_tracks", "call_tracks"])

@@ -218,45 +218,19 @@ CAPABILITY = (8, 0)
 """Of a GPU that has bfloat16 and TF32, which training scripts test for."""
 
 _ZEROS = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-    "device_memory_used",
-    "utilization",
-    "memory_usage",
-    "temperature",
-    "power_draw",
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+    "max_memory_cached", "device_memory_used", "utilization", "memory_usage", "temperature", "power_draw",
     "clock_rate",
-)
+)  # fmt: skip
 _NOTHING = (
-    "init",
-    "_lazy_init",
-    "empty_cache",
-    "ipc_collect",
-    "reset_peak_memory_stats",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "set_per_process_memory_fraction",
-    "set_sync_debug_mode",
-    "_sleep",
-    "_record_memory_history",
-    "_dump_snapshot",
-)
+    "init", "_lazy_init", "empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated", "reset_max_memory_cached", "set_per_process_memory_fraction", "set_sync_debug_mode",
+    "_sleep", "_record_memory_history", "_dump_snapshot",
+)  # fmt: skip
 _NOT_SERVED = (
-    "CUDAGraph",
-    "graph",
-    "make_graphed_callables",
-    "MemPool",
-    "caching_allocator_alloc",
-    "caching_allocator_delete",
-    "change_current_allocator",
-    "cudart",
-    "memory_snapshot",
-)
+    "CUDAGraph", "graph", "make_graphed_callables", "MemPool", "caching_allocator_alloc", "caching_allocator_delete",
+    "change_current_allocator", "cudart", "memory_snapshot",
+)  # fmt: skip
 
 _BEHIND = {
     "_cuda_setDevice": "set_device",

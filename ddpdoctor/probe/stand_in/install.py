@@ -137,17 +137,9 @@ def install_profiling(torch: Any) -> None:
 # What no function mode sees: tensor types of CUDA, generators, checkpoints that remember a GPU.
 
 TYPES = (
-    "FloatTensor",
-    "DoubleTensor",
-    "HalfTensor",
-    "BFloat16Tensor",
-    "LongTensor",
-    "IntTensor",
-    "ShortTensor",
-    "ByteTensor",
-    "CharTensor",
-    "BoolTensor",
-)
+    "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ShortTensor",
+    "ByteTensor", "CharTensor", "BoolTensor",
+)  # fmt: skip
 BEFORE_TORCH = 5
 """Priority among what restores storages; torch's own begin at 10."""
 

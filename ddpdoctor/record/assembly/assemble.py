@@ -391,7 +391,7 @@ class Assembly:
 
     def _take(self, pid: int, event: Event | Row) -> None:
         if self.book.is_reborn(pid, event):  # It numbers all things from the beginning again.
-            self.live.forget(pid)
+            self.live.flights.forget(pid)
             forget(
                 pid, self._local, self._group_counts, self._wraps, self._passes.rows, self._waits.rows, self._missing
             )

@@ -236,16 +236,9 @@ class PassRows:
 
 
 _MEASURED = (
-    "step_tracks",
-    "call_tracks",
-    "bucket_layouts",
-    "gauges",
-    "host_reads",
-    "looks",
-    "unused_searches",
-    "unfollowed_forwards",
-    "replica_digests",
-)
+    "step_tracks", "call_tracks", "bucket_layouts", "gauges", "host_reads", "looks", "unused_searches",
+    "unfollowed_forwards", "replica_digests",
+)  # fmt: skip
 _LIVE = (
     *("ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "settings", "optimizer_sizes"),
     "nonfinites",

@@ -161,8 +161,8 @@ class LiveRings:
     def poll(self, processes: set[int]) -> None:
         """Take in new rows of these processes."""
         for pid in processes:
-            self._open(pid, layout.steps_name(pid), layout.STEPS, self.steps)
-            self._open(pid, layout.calls_name(pid), layout.CALLS, self.calls)
+            self._open(pid, layout.STEPS_FILE.format(pid), layout.STEPS, self.steps)
+            self._open(pid, layout.CALLS_FILE.format(pid), layout.CALLS, self.calls)
         for tail in self.steps.values():
             tail.most_rows = self.most_rows
             tail.read()
@@ -186,14 +186,6 @@ class LiveRings:
         """When the newest step of each rank ended; 0 where it has made none."""
         ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]
         return [column[-1] if column else 0 for column in ends]
-
-    def forget(self, pid: int) -> None:
-        """Forget what a process wrote of its flight recorder in an earlier life; its rings show it themselves."""
-        self.flights.forget(pid)
-
-    def forget_flights(self) -> None:
-        """Keep of the flight recorder's entries the newest only."""
-        self.flights.keep_newest()
 
     def step_tracks(self) -> tuple[StepTrack, ...]:
         """One track a rank, ascending."""

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Event, Row, frames_of
-from ddpdoctor.record.model import Rank, RankEnd, RankException, shared_fields
+from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, shared_fields
 from ddpdoctor.record.streams.setup import Node
 
 
@@ -147,9 +147,17 @@ class RankBook:
         """Process id of each rank."""
         return {entry.rank: pid for pid, entry in self.processes.items() if entry.rank is not None}
 
-    def reported(self) -> tuple[int, ...]:
-        """Ranks whose hooks were installed."""
-        return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
+    def added_to(self, job: Job) -> Job:
+        """Return the job with what its ranks say of their world and of torch."""
+        world_size, backend = max(self.worlds.values(), default=(0, ""))
+        entries = [entry for entry in self.processes.values() if entry.torch]
+        return msgspec.structs.replace(
+            job,
+            world_size=world_size,
+            backend=backend,
+            torch_version=entries[0].torch if entries else job.torch_version,
+            ranks_reported=tuple(sorted({entry.rank for entry in entries if entry.rank is not None})),
+        )
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the machines that the ranks say they are on, the one with the lowest rank first."""

@@ -151,24 +151,9 @@ class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
 # written.
 
 IncidentKind = Literal[
-    "raised",
-    "timed-out",
-    "mismatch",
-    "lost-peer",
-    "signalled",
-    "left",
-    "no-rendezvous",
-    "nccl",
-    "gpu",
-    "cuda",
-    "stuck",
-    "killed-by-kernel",
-    "killed-by-scheduler",
-    "worker-lost",
-    "ended-from-outside",
-    "interrupted",
-    "said",
-]
+    "raised", "timed-out", "mismatch", "lost-peer", "signalled", "left", "no-rendezvous", "nccl", "gpu", "cuda",
+    "stuck", "killed-by-kernel", "killed-by-scheduler", "worker-lost", "ended-from-outside", "interrupted", "said",
+]  # fmt: skip
 """``cuda`` is an error of a kernel that a later call reports; ``stuck``, a watchdog that makes no progress; ``said``, a
 line that looks like an exception, without a traceback: it counts where its rank failed, or where nothing else is known.
 """

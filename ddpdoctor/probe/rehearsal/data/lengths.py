@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple, Optional, Protocol
 
 from ...torch_compat import replaces
+from ..loop_subjects import covers
 from ..schedule import Trail
 
 # Smaller batches, made where their samples are fetched: lengths, samplers and their index lists stay as they are.
@@ -225,7 +226,7 @@ class Lengths:
         if source is None:
             return ""
         line, column = _position(frame)
-        calls = [node for node in source.parents if _is_length(node) and _covers(node, line)]
+        calls = [node for node in source.parents if _is_length(node) and covers(node, line)]
         calls = [call for call in calls if _starts(call) == (line, column)] or calls
         purposes = {purpose_of(call, source) for call in calls}
         if not purposes or "" in purposes:
@@ -370,11 +371,6 @@ def _is_length(node: ast.AST) -> bool:
 
 def _starts(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", -1)
-
-
-def _covers(node: ast.AST, line: int) -> bool:
-    first = getattr(node, "lineno", 0)
-    return bool(first <= line <= (getattr(node, "end_lineno", None) or first))
 
 
 def _position(frame: FrameType) -> tuple[int, int]:

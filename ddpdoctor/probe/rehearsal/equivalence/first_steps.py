@@ -18,8 +18,7 @@ from ...observed import tensor_digest
 from ...torch_compat import SHARDED_STATES, after_import, on_call
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
-from .entering import COMPUTED
-from .feeding import OWN, Draws, Feeding, read_all, seed, states
+from .feeding import COMPUTED, OWN, Draws, Feeding, read_all, seed, states
 from .named_ranks import NamedRanks
 
 STEPS = 2

@@ -18,20 +18,10 @@ from ...user_code import UserCode, leave_no_frame
 
 TRACKERS = frozenset(
     {
-        "wandb",
-        "mlflow",
-        "neptune",
-        "comet_ml",
-        "clearml",
-        "aim",
-        "swanlab",
-        "trackio",
-        "visdom",
-        "tensorboard",
-        "tensorboardX",
-        "tensorboard_logger",
+        "wandb", "mlflow", "neptune", "comet_ml", "clearml", "aim", "swanlab", "trackio", "visdom", "tensorboard",
+        "tensorboardX", "tensorboard_logger",
     }
-)
+)  # fmt: skip
 """Top-level modules; what torch.utils.tensorboard lacks is one of them, too."""
 
 
