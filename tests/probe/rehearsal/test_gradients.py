@@ -323,3 +323,49 @@ def test_a_gradient_that_comes_twice_is_named(tmp_path: Path, monkeypatch: pytes
     (finding,) = [finding for finding in examination.findings if "rehearsal" in finding.basis]
     assert finding.code == "DDP210"
     assert finding.title == "the gradient of layer.bias arrived twice in one backward: reentrant checkpoints share it"
+
+
+PARTS = (
+    """
+    class Fork(Heads):
+        def forward(self, x, way):
+            return self.b(x) if way else self.a(x)
+    torch.manual_seed(3)
+    apart, middle = DDP(Fork(), find_unused_parameters=True), DDP(Fork(), find_unused_parameters=True)
+    flagged, lone = DDP(Fork(), find_unused_parameters=True), DDP(Fork(), find_unused_parameters=True)
+    within, idle = DDP(Fork(), find_unused_parameters=True), nn.ModuleList([Fork(), Fork()])
+    idle = DDP(idle[0], find_unused_parameters=True)  # DDP201
+    models = [apart, middle, flagged, lone, within, idle]
+    optimizers = [sgd(model) for model in models]
+    """,
+    """
+    last = (i + 1) % 2 == 0
+    flagged.require_backward_grad_sync = last
+    with contextlib.ExitStack() as local:
+        for model in models if not last else ():
+            if model is not flagged:
+                local.enter_context(model.no_sync())
+        apart(x, int(last)).mean().backward()
+        if not last:
+            middle(x, 1).mean().backward()
+        middle(x, 0).mean().backward()
+        flagged(x, int(last)).mean().backward()
+        lone(x, int(rank == 1 and not last)).mean().backward()
+        if last:
+            with within.no_sync():
+                within(x, 1).mean().backward()
+        within(x, 0).mean().backward()
+        idle(x, 0).mean().backward()
+    if last:
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "",
+)
+
+
+def test_what_a_pass_without_synchronisation_uses_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP's search remembers what was used under no_sync, and averages it in the pass that synchronises."""
+    examination, lines = examined(PARTS, tmp_path, monkeypatch)
+    assert heard(examination) == marked(lines)
