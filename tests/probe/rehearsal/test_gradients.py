@@ -369,3 +369,64 @@ def test_what_a_pass_without_synchronisation_uses_is_used(tmp_path: Path, monkey
     """DDP's search remembers what was used under no_sync, and averages it in the pass that synchronises."""
     examination, lines = examined(PARTS, tmp_path, monkeypatch)
     assert heard(examination) == marked(lines)
+
+
+BUFFERS = (
+    """
+    class Held(nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.layer, self.change = nn.Linear(4, 4), change
+            self.register_buffer("kept", torch.zeros(4))
+        def forward(self, x):
+            y = self.layer(x) + self.kept
+            with torch.no_grad():
+                self.change(self, x)
+            return y
+    def average(held, x):
+        held.kept.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    def assign(held, x):
+        held.kept = 0.9 * held.kept + 0.1 * x.mean(0)
+    def drift(held, x):
+        held.kept.lerp_(x.std(0), 0.01)
+    def largest(held, x):
+        held.kept = torch.maximum(held.kept, x.abs().amax(0))
+    def queue(held, x):
+        held.kept[:-1] = held.kept[1:].clone()
+        held.kept[-1] = x[0, 0]
+    def usage(held, x):
+        held.kept += torch.bincount(x.argmax(1), minlength=4)
+    def reduced(held, x):
+        mean = x.mean(0)
+        dist.all_reduce(mean)
+        held.kept.mul_(0.9).add_(mean / dist.get_world_size(), alpha=0.1)
+    def count(held, x):
+        held.kept += 1
+    torch.manual_seed(7)
+    models = []
+    models.append(DDP(Held(average)))  # DDP208
+    models.append(DDP(Held(assign)))  # DDP208
+    models.append(DDP(nn.Sequential(nn.Linear(4, 4), Held(drift))))  # DDP208
+    models.append(DDP(Held(largest)))  # DDP208
+    models.append(DDP(Held(queue)))  # DDP208
+    models.append(DDP(Held(usage)))  # DDP208
+    models.append(DDP(Held(reduced)))
+    models.append(DDP(Held(count)))
+    models.append(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))))
+    optimizers = [sgd(model) for model in models]
+    torch.manual_seed(rank)
+    """,
+    """
+    for model, optimizer in zip(models, optimizers):
+        update(optimizer, model(x).mean())
+    """,
+    "",
+)
+
+
+def test_what_other_ranks_than_the_first_add_to_a_buffer_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examination, lines = examined(BUFFERS, tmp_path, monkeypatch)
+    assert {entry for entry in heard(examination) if entry[0] == "DDP208"} == marked(lines)
+    assert not [finding.title for finding in examination.findings if finding.severity.value != "advice"]
