@@ -6,8 +6,8 @@ What it finds
     ignores, wraps with a communication hook and steps under no_sync() are excluded, and where a more specific check
     knows the reason, only that one reports. Of a job that averages by its own code, the parameters whose gradients are
     the same on all ranks: they may differ from the start, since nothing has broadcast them; likewise the replicas of
-    shards that a mesh keeps. Buffers too, but the
-    statistics of norms, where DDP does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with
+    shards that a mesh keeps. Buffers too, but the statistics of norms, where DDP does not broadcast them (warning), or
+    sends rank 0's over what the others have made of theirs (advice), and a ReduceLROnPlateau that the ranks step with
     different values, which leads there in some epoch that a rehearsal does not reach. In a live run digests of all
     parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
     a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own

@@ -122,6 +122,7 @@ _REMEDIES = {
         "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
         "alike, but of rank 0's batches only. A cache of a rank's own batch may differ: do not register it as a buffer."
     ),
+    "lost-buffers": "Average over the ranks what they are changed by, with dist.all_reduce.",
     "own-step": (
         "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
         "after DDP's backward."
@@ -183,11 +184,13 @@ _OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 
 def own_buffers(record: RunRecord) -> Iterator[Verdict]:
-    """Yield the wraps whose buffers differ between the ranks to the last forward seen, as DDP broadcasts none."""
+    """Yield the wraps whose buffers differ between the ranks to the last forward seen: DDP broadcasts none, or rank 0's
+    over what the others have made of theirs.
+    """
     for wraps in judged_wraps(record):
         wrap, ranks = wraps[min(wraps)], tuple(wraps)
-        if any(broadcasts_buffers(one) for one in wraps.values()):
-            continue
+        is_sent = any(broadcasts_buffers(one) for one in wraps.values())
+        fate = f"then replaces them by those of rank {min(ranks)}: what the others changed is lost"
         norms = wrap.batch_norms or wrap.synchronised_batch_norms
         held = [buffer.name for buffer in wrap.buffers if buffer.dtype.startswith(("float", "bfloat"))]
         held = [name for name in held if not norms or name.rpartition(".")[2] not in _OF_NORMS]
@@ -207,15 +210,15 @@ def own_buffers(record: RunRecord) -> Iterator[Verdict]:
         numbers = {"buffers": len(names), "compared": len(held), "forward": forward}
         yield Verdict(
             sentence=f"buffers of {wrap.module_class or 'the model'} differ between {rank_list(ranks)} before forward "
-            f"{forward}, {shown[0]} first: each rank changes its own, and DDP broadcasts none",
-            remedy=_REMEDIES["own-buffers"],
+            f"{forward}, {shown[0]} first: each rank changes its own, and DDP {fate if is_sent else 'broadcasts none'}",
+            remedy=_REMEDIES["lost-buffers" if is_sent else "own-buffers"],
             locations=place,
             ranks=ranks,
-            severity=Severity.WARNING,
+            severity=Severity.ADVICE if is_sent else Severity.WARNING,  # So it is with every BatchNorm.
             because=(
                 (f"{len(names):,} of {len(held):,} buffers differ: {', '.join(shown)}", None, numbers),
                 *_writes(record, wrap.wrap, names),
-                ("broadcast_buffers is off in this wrap", place),
+                (f"broadcast_buffers is {'on' if is_sent else 'off'} in this wrap", place),
             ),
         )
 

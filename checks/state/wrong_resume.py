@@ -11,9 +11,9 @@ What it finds
     amid a save leaves, or takes it for whole. A script that handles a signal of schedulers is sent it in the middle of
     an epoch, and started again from what it saved then. `--resume-ranks` tells what means something else with another
     number of ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an
-    optimizer, a scheduler or a scaler that is saved and that nothing loads, and a scheduler or scaler that is left out,
-    though weights and epoch of the same checkpoint are loaded; a sampler that is told epochs from 0 again, orders that
-    are drawn again, and a load with `assign=True` after the optimizer was made.
+    optimizer, a scheduler or a scaler that is saved and that nothing loads, and one that is left out, though weights
+    and epoch of the same checkpoint are loaded; a sampler that is told epochs from 0 again, orders that are drawn
+    again, and a load with `assign=True` after the optimizer was made.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its

@@ -24,8 +24,9 @@ from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
 
 _UNSAVED = {
-    "scheduler": ("scheduler", "its schedule begins again"),
-    "scaler": ("gradient scaler", "its scale begins again, and steps are skipped until it fits"),
+    "optimizer": ("optimizer", "weights", "its moments begin at zero"),
+    "scheduler": ("scheduler", "optimizer", "its schedule begins again"),
+    "scaler": ("gradient scaler", "optimizer", "its scale begins again, and steps are skipped until it fits"),
 }
 _COUNTS = ("epoch", "step", "iter")
 
@@ -60,11 +61,13 @@ def left_out(script: Script) -> Iterator[Verdict]:
     states, taken = _States(script), _taken(script)
     for module, literal, named in saved:
         weights = [name for name, value in named.items() if owner_of_state(value) and not _is_stateful(name, value)]
+        states_of = {name: value for name, value in named.items() if owner_of_state(value)}
         counts = {name for name in named if speaks_of(name, _COUNTS)}
-        if not any(keys & set(weights) and keys & counts for keys in taken):
+        if not any(keys & set(states_of) and keys & counts for keys in taken):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
-        for name, value in named.items():
-            if not owner_of_state(value) or not _is_stateful(name, value):
+        with_weights = bool(read.intersection(weights))
+        for name, value in states_of.items() if with_weights else ():
+            if not _is_stateful(name, value):
                 continue
             if states.is_told(name, value) or states.is_empty(value):
                 continue
@@ -78,12 +81,11 @@ def left_out(script: Script) -> Iterator[Verdict]:
                     locations=place,
                     because=(known if name not in read else "nothing calls load_state_dict of its object", place),
                 )
-        for kind, (what, effect) in _UNSAVED.items():
-            made = states.unsaved(kind)
+        for kind, (what, beside, effect) in _UNSAVED.items():
+            made = states.without_optimizer() if kind == "optimizer" else states.unsaved(kind) if with_weights else None
             if made is not None and not speaks_of(ast.dump(literal), (kind[:5],)):
                 yield Verdict(
-                    sentence=f"the {what}'s state is not in the checkpoint, whose optimizer and epoch are loaded: "
-                    f"{effect}",
+                    sentence=f"the {what}'s state is in no checkpoint, though {beside} and epoch are loaded: {effect}",
                     remedy=f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
                     locations=module.location(literal),
                     because=(f"the {what} is made here", made.location),
@@ -134,6 +136,27 @@ class _States:
             for call in module.calls_by_name.get(name, ())
         )
 
+    def without_optimizer(self) -> Event | None:
+        """Return where the only optimizer is made, if it keeps something that is saved in no way, and weights are
+        loaded.
+        """
+        made = list(optimizers(whole_projection(self._script)))
+        if len(made) != 1 or _keeps_nothing(made[0]) or not self._all_known:
+            return None
+        loaded = {kind for one in self._loads for kind in self._kinds(one)}
+        if "module" not in loaded or any("optimizer" in self._kinds(one) for one in (*self._saves, *self._loads)):
+            return None
+        modules = self._script.modules
+        own = {one.name for module in modules for one in module.index.of(ast.FunctionDef)}
+        handed = (
+            call
+            for module in modules
+            for name, calls in module.calls_by_name.items()
+            if name not in own and speaks_of(name, ("save", "state"))
+            for call in calls
+        )
+        return None if any(speaks_of(ast.dump(call), ("optim",)) for call in handed) else made[0]
+
     def unsaved(self, kind: str) -> Event | None:
         """Return where the only scheduler or scaler is made, if its state is neither saved nor made up for."""
         made = [one for one in self._made.values() if is_named(one.name, kind)]
@@ -168,7 +191,12 @@ class _States:
         """Return whether it is of an optimizer that keeps nothing: SGD without momentum, one that is made in a loop."""
         numbers = {number for one in self._saves if one.node is save for number in numbers_of(one.receiver)}
         made = [self._made[number] for number in numbers if number in self._made]
-        return any(one.loops or (one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None) for one in made)
+        return any(map(_keeps_nothing, made))
+
+
+def _keeps_nothing(made: Event) -> bool:
+    """Return whether an optimizer has no state that outlives a turn of the loop around it."""
+    return bool(made.loops) or (made.name == "torch.optim.SGD" and made.argument("momentum", 2) is None)
 
 
 _KINDS = {"optimizer", "scheduler", "scaler"}

@@ -280,6 +280,8 @@ class NonFinite:
                     if self.is_over or is_compiling():
                         return
                     gradient = parameter.grad
+                    if gradient is None:
+                        return  # DDP's search for unused parameters takes back what no rank used.
                     if read and gradient.dtype is kind and gradient.is_cpu and gradient.is_contiguous():
                         largest = read(gradient.data_ptr()).raw[high]
                         if 0x7F not in largest and 0xFF not in largest:

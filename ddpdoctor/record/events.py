@@ -247,6 +247,8 @@ class MissingGradients(Event, frozen=True, kw_only=True):
     site: int
     parameters: tuple[str, ...] | None
     """None for those of the module's event before."""
+    local: tuple[str, ...] | None = None
+    """Those of them that got one without synchronisation since the reduction before; None likewise."""
 
 
 class File(Event, frozen=True, kw_only=True):

@@ -56,7 +56,8 @@ def never_used(record: RunRecord) -> Iterator[Verdict]:
             seen = [entry for entry in record.missing_gradients if (entry.rank, entry.wrap) == (rank, number)]
             made = sum(entry.rank == rank and number in entry.synchronised for entry in record.backwards)
             whole = STEPS_NEEDED <= made <= len(seen)
-            names = frozenset.intersection(*(frozenset(entry.parameters) for entry in seen)) if whole else frozenset()
+            without = (frozenset(entry.parameters).difference(entry.local) for entry in seen)
+            names = frozenset.intersection(*without) if whole else frozenset()
             never.append(names - frozen_names(record, rank, number))
         names = frozenset.intersection(*never)
         if names:

@@ -326,7 +326,7 @@ class Assembly:
         self._gauges: dict[tuple[int, str], Gauge] = {}
         """The newest of each rank and name."""
         self._wraps: dict[tuple[int, int], Wrap] = {}
-        self._missing: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._missing: dict[tuple[int, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._waits = WaitRows(self.book.rank_of, self._site)
         self._passes = PassRows(directory, self.book.rank_or_parent, self._converted)
         self._states = StateRows(self._converted, self._site)
@@ -538,12 +538,14 @@ class Assembly:
     def _on_missing(self, pid: int, event: events.MissingGradients) -> None:
         key = (pid, event.wrap)
         if event.parameters is not None:
-            self._missing[key] = event.parameters
+            self._missing[key] = event.parameters, event.local or ()
+        parameters, local = self._missing.get(key, ((), ()))
         missing = MissingGradient(
             rank=self._rank(pid),
             wrap=event.wrap,
             site=self._site(pid, event.site),
-            parameters=self._missing.get(key, ()),
+            parameters=parameters,
+            local=local,
         )
         self._rows["missing_gradients"].append(missing)
 

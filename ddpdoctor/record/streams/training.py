@@ -84,6 +84,8 @@ class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
     wrap: int
     site: int = -1
     parameters: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    """Those of them that got one without synchronisation before: where DDP searches, it averages that."""
 
 
 class BufferState(msgspec.Struct, frozen=True, kw_only=True):

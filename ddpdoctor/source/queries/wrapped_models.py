@@ -23,6 +23,9 @@ _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather
 # They average gradients in two halves: one rank collects them, and gives the mean back.
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
+_GRADIENTS = frozenset({"grad"})
+# What is handed on of them is no norm or count, as the ranks reduce it.
+_WEIGHTS = _GRADIENTS | {"parameters", "named_parameters", "state_dict"}
 
 
 def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
@@ -110,10 +113,10 @@ def _averages(module: Module) -> Iterator[str]:
     """Yield the names of the functions that average gradients; an empty one for what runs with the module."""
     for name, calls in module.calls_by_name.items():
         for call in calls:
-            if name in _COLLECTIVE_NAMES:
-                found = _reduces_gradients(module, call)
-            elif name in _BRINGING_TOGETHER:
-                found = _hands_gradients_on(module, call)
+            if name in _COLLECTIVE_NAMES and _reduces_gradients(module, call):
+                found = True
+            elif name in _BRINGING_TOGETHER or name == "all_gather":
+                found = _hands_on(module, call, _WEIGHTS)
             else:
                 found = _promises_average(name)
             if found:
@@ -136,11 +139,13 @@ def _reduces_gradients(module: Module, call: ast.Call) -> bool:
     text = f"{own} {_loop_text(module, call)}"
     if any(word in text for word in _GRADIENT_WORDS):
         return True
-    return _hands_gradients_on(module, call)
+    return _hands_on(module, call, _GRADIENTS)
 
 
-def _hands_gradients_on(module: Module, call: ast.Call) -> bool:
-    """Return whether an argument of a call comes from ``.grad``."""
+def _hands_on(module: Module, call: ast.Call, wanted: frozenset[str], is_outer: bool = False) -> bool:
+    """Return whether an argument of a call comes from an attribute; of a function that hands on what it is given, its
+    own calls are asked.
+    """
     body = module.body_around(call)
     given: list[ast.AST] = [*call.args, *(entry.value for entry in call.keywords)]
     names = {node.id for argument in given for node in descend(argument) if isinstance(node, ast.Name)}
@@ -148,8 +153,12 @@ def _hands_gradients_on(module: Module, call: ast.Call) -> bool:
     given += [
         loop.iter for loop in loops if names & {node.id for node in descend(loop.target) if isinstance(node, ast.Name)}
     ]
-    sources = (node for argument in given for node in made_from(argument, body))
-    return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in sources)
+    sources = [node for argument in given for node in made_from(argument, body)]
+    if any(isinstance(node, ast.Attribute) and node.attr in wanted for node in sources):
+        return True
+    if is_outer or not isinstance(body, ast.FunctionDef) or not names & {one.arg for one in body.args.args}:
+        return False
+    return any(_hands_on(module, outer, wanted, is_outer=True) for outer in module.calls_by_name.get(body.name, ()))
 
 
 @lru_cache(maxsize=16_384)

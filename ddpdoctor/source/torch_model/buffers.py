@@ -30,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.script.module import descend, once_each
+from ddpdoctor.source.script.module import Module, descend, once_each
 from ddpdoctor.source.vocabulary import (
     BUFFERLESS_MODULE,
     CONTAINER_MODULES,
@@ -258,11 +258,14 @@ def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registrat
 
 
 def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:
-    """Return whether a method other than ``__init__`` assigns a buffer, or calls an in-place method on it."""
+    """Return whether a method other than ``__init__`` assigns a buffer, calls an in-place method on it, or hands the
+    module itself to what may do so.
+    """
     for owner in family(machine, cls):
+        module = machine.script.module(owner.module)
         for method in owner.node.body:
             is_method = isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"
-            if is_method and any(_writes(node, name) for node in descend(method)):
+            if is_method and any(_writes(node, name) or _hands_self_on(module, node) for node in descend(method)):
                 return True
     return False
 
@@ -276,6 +279,12 @@ def _writes(node: ast.AST, name: str) -> bool:
         in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
         return in_place and any(_is_attribute(inner, name) for inner in descend(node.func.value))
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
+
+
+def _hands_self_on(module: Module | None, node: ast.AST) -> bool:
+    if module is None or not isinstance(node, ast.Call) or module.resolve(node.func).startswith("builtins."):
+        return False
+    return any(isinstance(one, ast.Name) and one.id == "self" for one in node.args)
 
 
 def _is_attribute(node: ast.AST, name: str) -> bool:

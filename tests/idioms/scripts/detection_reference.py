@@ -173,6 +173,8 @@ def main(args):
     if args.resume:
         checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
         model_without_ddp.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        lr_scheduler.load_state_dict(checkpoint["lr_scheduler"])
         args.start_epoch = checkpoint["epoch"] + 1
     for epoch in range(args.start_epoch, args.epochs):
         if args.distributed:
@@ -181,6 +183,7 @@ def main(args):
         lr_scheduler.step()
         if args.output_dir and dist.get_rank() == 0:
             checkpoint = {"model": model_without_ddp.state_dict(), "epoch": epoch, "args": vars(args)}
+            checkpoint |= {"optimizer": optimizer.state_dict(), "lr_scheduler": lr_scheduler.state_dict()}
             torch.save(checkpoint, os.path.join(args.output_dir, f"model_{epoch}.pth"))
         evaluate(model, data_loader_test)
     dist.destroy_process_group()

@@ -323,3 +323,110 @@ def test_a_gradient_that_comes_twice_is_named(tmp_path: Path, monkeypatch: pytes
     (finding,) = [finding for finding in examination.findings if "rehearsal" in finding.basis]
     assert finding.code == "DDP210"
     assert finding.title == "the gradient of layer.bias arrived twice in one backward: reentrant checkpoints share it"
+
+
+PARTS = (
+    """
+    class Fork(Heads):
+        def forward(self, x, way):
+            return self.b(x) if way else self.a(x)
+    torch.manual_seed(3)
+    apart, middle = DDP(Fork(), find_unused_parameters=True), DDP(Fork(), find_unused_parameters=True)
+    flagged, lone = DDP(Fork(), find_unused_parameters=True), DDP(Fork(), find_unused_parameters=True)
+    within, idle = DDP(Fork(), find_unused_parameters=True), nn.ModuleList([Fork(), Fork()])
+    idle = DDP(idle[0], find_unused_parameters=True)  # DDP201
+    models = [apart, middle, flagged, lone, within, idle]
+    optimizers = [sgd(model) for model in models]
+    """,
+    """
+    last = (i + 1) % 2 == 0
+    flagged.require_backward_grad_sync = last
+    with contextlib.ExitStack() as local:
+        for model in models if not last else ():
+            if model is not flagged:
+                local.enter_context(model.no_sync())
+        apart(x, int(last)).mean().backward()
+        if not last:
+            middle(x, 1).mean().backward()
+        middle(x, 0).mean().backward()
+        flagged(x, int(last)).mean().backward()
+        lone(x, int(rank == 1 and not last)).mean().backward()
+        if last:
+            with within.no_sync():
+                within(x, 1).mean().backward()
+        within(x, 0).mean().backward()
+        idle(x, 0).mean().backward()
+    if last:
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "",
+)
+
+
+def test_what_a_pass_without_synchronisation_uses_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP's search remembers what was used under no_sync, and averages it in the pass that synchronises."""
+    examination, lines = examined(PARTS, tmp_path, monkeypatch)
+    assert heard(examination) == marked(lines)
+
+
+BUFFERS = (
+    """
+    class Held(nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.layer, self.change = nn.Linear(4, 4), change
+            self.register_buffer("kept", torch.zeros(4))
+        def forward(self, x):
+            y = self.layer(x) + self.kept
+            with torch.no_grad():
+                self.change(self, x)
+            return y
+    def average(held, x):
+        held.kept.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    def assign(held, x):
+        held.kept = 0.9 * held.kept + 0.1 * x.mean(0)
+    def drift(held, x):
+        held.kept.lerp_(x.std(0), 0.01)
+    def largest(held, x):
+        held.kept = torch.maximum(held.kept, x.abs().amax(0))
+    def queue(held, x):
+        held.kept[:-1] = held.kept[1:].clone()
+        held.kept[-1] = x[0, 0]
+    def usage(held, x):
+        held.kept += torch.bincount(x.argmax(1), minlength=4)
+    def reduced(held, x):
+        mean = x.mean(0)
+        dist.all_reduce(mean)
+        held.kept.mul_(0.9).add_(mean / dist.get_world_size(), alpha=0.1)
+    def count(held, x):
+        held.kept += 1
+    torch.manual_seed(7)
+    models = []
+    models.append(DDP(Held(average)))  # DDP208
+    models.append(DDP(Held(assign)))  # DDP208
+    models.append(DDP(nn.Sequential(nn.Linear(4, 4), Held(drift))))  # DDP208
+    models.append(DDP(Held(largest)))  # DDP208
+    models.append(DDP(Held(queue)))  # DDP208
+    models.append(DDP(Held(usage)))  # DDP208
+    models.append(DDP(Held(reduced)))
+    models.append(DDP(Held(count)))
+    models.append(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))))
+    optimizers = [sgd(model) for model in models]
+    torch.manual_seed(rank)
+    """,
+    """
+    for model, optimizer in zip(models, optimizers):
+        update(optimizer, model(x).mean())
+    """,
+    "",
+)
+
+
+def test_what_other_ranks_than_the_first_add_to_a_buffer_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examination, lines = examined(BUFFERS, tmp_path, monkeypatch)
+    assert {entry for entry in heard(examination) if entry[0] == "DDP208"} == marked(lines)
+    assert not [finding.title for finding in examination.findings if finding.severity.value != "advice"]

@@ -311,16 +311,17 @@ class Modules:
 
     def _close(self, reduction: Reduction) -> None:
         synchronised = reduction.decision and reduction.arrived
-        missing = reduction.close()
+        missing, local = reduction.close()
         if synchronised and (missing or reduction.last_missing is None):
-            same = missing == reduction.last_missing
-            reduction.last_missing = missing
+            same = (missing, local) == reduction.last_missing
+            reduction.last_missing = missing, local
             if missing:
                 self._journal.event(
                     "missing_gradients",
                     wrap=reduction.number,
                     site=reduction.site,
                     parameters=None if same else missing,
+                    local=None if same else local,
                 )
 
     def _ddp_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -197,7 +197,9 @@ class Reduction:
         """Parameters with gradients that are listened to."""
         self.site = -1
         self.training_forwards = 0
-        self.last_missing: Optional[tuple[str, ...]] = None
+        self.last_missing: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
+        self.local: set[int] = set()
+        """Parameters that got a gradient without a reduction since the last one, which DDP's search remembers."""
         self._open_forwards = 0
         self._retained = False
         self._reached = False
@@ -247,16 +249,21 @@ class Reduction:
             return ""
         return "again" if had_forward or kept else "bypass"
 
-    def close(self) -> tuple[str, ...]:
-        """End the iteration: forget its gradients, and return the parameters that got none in a reduction."""
+    def close(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """End the iteration: forget its gradients, and return the parameters that got none in a reduction, and those
+        of them that had got one before it.
+        """
         arrived, self.arrived = self.arrived, set()
         if not arrived:
-            return ()
+            return (), ()
         synchronised, self.decision = self.decision, None
         self._open_forwards, self._retained = 0, False
         if not synchronised:
-            return ()
-        return tuple(name for key, name in self.names.items() if key not in arrived)
+            self.local |= arrived
+            return (), ()
+        local, self.local = self.local, set()
+        missing = {key: name for key, name in self.names.items() if key not in arrived}
+        return tuple(missing.values()), tuple(name for key, name in missing.items() if key in local)
 
 
 def accumulates(parameters: Any) -> bool:
