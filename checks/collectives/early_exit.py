@@ -49,12 +49,7 @@ CHECK = Check(
     code="DDP306",
     name="early-exit",
     stands_for="early-exit",
-    severity={
-        "source": Severity.WARNING,
-        "rehearsal": Severity.ERROR,
-        "run": Severity.ERROR,
-        "log": Severity.ERROR,
-    },
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks", "collectives"}),
     subjects=("job",),
     triggers=("rank", "RANK", "main_process", "master"),

@@ -311,10 +311,7 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
                     {"steps": len(steps), "parameters": unequal, "compared": first.compared},
                 ),
                 ("this step uses them", site_location(record.site(first.steps[ranks[0]].site))),
-                (
-                    "this loader gives every rank its own part of the data",
-                    site_location(record.site(sharding[0].site)),
-                ),
+                ("this loader gives every rank its own part of the data", site_location(record.site(sharding[0].site))),
             ),
         )
 

@@ -456,10 +456,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for trap in TRAPS:
         for module, node in dict.fromkeys(trap.find(projection)):
             yield CHECK.finding(
-                trap.title,
-                remedy=trap.remedy,
-                locations=(module.location(node),),
-                severity=trap.severity,
+                trap.title, remedy=trap.remedy, locations=(module.location(node),), severity=trap.severity
             )
 
 

@@ -39,14 +39,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
-from ddpdoctor.source.interpreter.values import (
-    NO_CONTEXT,
-    NO_SYNC,
-    ExternalObject,
-    OneOf,
-    options_of,
-    tags_of,
-)
+from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.queries.wrapped_models import (

@@ -53,10 +53,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{what} before init_process_group has created a process group",
             remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
             locations=event.location,
-            because=(
-                ("the group is made here", later.location),
-                ("this call chain leads to it before", event),
-            ),
+            because=(("the group is made here", later.location), ("this call chain leads to it before", event)),
         )
 
 
