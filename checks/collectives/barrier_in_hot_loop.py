@@ -32,9 +32,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
@@ -43,10 +42,6 @@ from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
 from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP313",

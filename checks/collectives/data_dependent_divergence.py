@@ -37,11 +37,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
@@ -51,11 +51,8 @@ from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, makes_sets
+from ddpdoctor.source.script.script import makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP302",

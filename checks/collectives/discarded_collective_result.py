@@ -32,7 +32,7 @@ import ast
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -42,7 +42,6 @@ from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.queries.origins import NAMED, pairs_of
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
 CHECK = Check(

@@ -33,9 +33,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS
@@ -43,12 +42,8 @@ from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.ddp import synchronises_buffers
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP303",

@@ -36,7 +36,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.epochs_source import (
     DEAL_OUT,
     OF_TORCH,
@@ -63,7 +63,6 @@ from ddpdoctor.source.queries.training_loops import (
     is_map_style,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -56,7 +56,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, calls_any, makes_sets
+from ddpdoctor.source.script.script import calls_any, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 

@@ -34,13 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import division, evaluating_forwards, feedings, is_averaged, only_loader
-from ddpdoctor.source.script.script import Script, calls_any
+from ddpdoctor.source.script.script import calls_any
 from ddpdoctor.source.vocabulary import PART_GATHERS
 
 CHECK = Check(

@@ -36,9 +36,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -59,10 +58,6 @@ from ddpdoctor.source.queries.training_loops import by_shards, feedings, through
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP103",

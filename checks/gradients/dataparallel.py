@@ -29,11 +29,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_PARALLEL
 
 CHECK = Check(

@@ -40,9 +40,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, TooLittleEvidence, Via
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
@@ -73,11 +72,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     value_of_root,
 )
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP208",

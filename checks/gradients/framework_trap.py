@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.diverged_replicas import PLATEAU
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -45,7 +45,7 @@ from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.rank_logging import is_local
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.vocabulary import DATA_LOADER, FABRICS
 
 CHECK = Check(

@@ -29,11 +29,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
@@ -49,10 +48,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, uses_part
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source.script.script import uses_part
 
 CHECK = Check(
     code="DDP217",

@@ -32,7 +32,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
@@ -49,7 +49,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, made_from
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP
 
 CHECK = Check(

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, fix_of, imported, indented
@@ -53,7 +53,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, all_once, descend
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.vocabulary import DATA_LOADER
 

@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import AVERAGING, Check, Verdict
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
@@ -59,11 +58,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP213",

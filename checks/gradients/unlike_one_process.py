@@ -31,17 +31,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.checks.gradients.divided_losses_source import divided_losses
 from ddpdoctor.equivalence_section import COUNTED_TWICE
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP223",

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import constant_buffers
 
 CHECK = Check(

@@ -34,9 +34,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_guessed, on_rank
@@ -53,11 +53,8 @@ from ddpdoctor.source.queries.job_kind import (
 from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, uses_part
+from ddpdoctor.source.script.script import gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP505",

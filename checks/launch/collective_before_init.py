@@ -27,13 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, events_in
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import joins_by_framework
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
 CHECK = Check(

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.libraries.sharding import SHARDS
@@ -43,7 +43,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.files import shared_saves
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 
 CHECK = Check(
     code="DDP609",

@@ -27,14 +27,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP
 
 CHECK = Check(

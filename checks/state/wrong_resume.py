@@ -40,14 +40,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, Restart, RunRecord, Script, TooLittleEvidence
 from ddpdoctor.checks.state.wrong_resume_source import begun_again, left_out, replaced
 from ddpdoctor.finding import Fact, Finding, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.resume import Comparison, Difference
-    from ddpdoctor.record.model import Restart, RunRecord
-    from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP611",
