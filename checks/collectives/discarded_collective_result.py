@@ -57,18 +57,9 @@ CHECK = Check(
 
 _HOROVOD = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped_allreduce")
 _FUNCTIONAL = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_tensor",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-)
+    "all_reduce", "all_gather", "all_gather_tensor", "broadcast", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+    "all_to_all", "all_to_all_single", "gather", "scatter",
+)  # fmt: skip
 RETURNING = frozenset(
     {
         *(f"horovod.torch.{name}" for name in _HOROVOD),

@@ -18,34 +18,16 @@ from ddpdoctor.source.script.script import says
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 # Functions that make a tensor or an array of numbers.
-_MAKES_TENSOR = frozenset(
-    {
-        "tensor",
-        "as_tensor",
-        "from_numpy",
-        "array",
-        "asarray",
-        "one_hot",
-        "fromiter",
-        "LongTensor",
-        "IntTensor",
-        "Tensor",
-    }
-)
+_MAKES_TENSOR = frozenset({
+    "tensor", "as_tensor", "from_numpy", "array", "asarray", "one_hot", "fromiter", "LongTensor", "IntTensor",
+    "Tensor",
+})  # fmt: skip
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEPEST = 6
 # Expressions that hold a number, or are made of one, and go where they go; and those that make a bucket of it.
 _HANDS_ON = (
-    ast.Tuple,
-    ast.List,
-    ast.ListComp,
-    ast.GeneratorExp,
-    ast.IfExp,
-    ast.UnaryOp,
-    ast.BinOp,
-    ast.BoolOp,
-    ast.keyword,
-)
+    ast.Tuple, ast.List, ast.ListComp, ast.GeneratorExp, ast.IfExp, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.keyword,
+)  # fmt: skip
 _PARTS = (ast.Mod, ast.BitAnd, ast.Div, ast.FloorDiv, ast.RShift)
 _Use = tuple[Module, ast.AST]
 

@@ -82,23 +82,9 @@ _OTHER_WRAPPERS = (
 )
 # Wrap or average where they are imported; a comment that names the source of a helper means nothing.
 _OTHER_LIBRARIES = (
-    "deepspeed",
-    "horovod",
-    "apex.parallel",
-    "accelerate",
-    "lightning",
-    "fairscale",
-    "bagua",
-    "colossalai",
-    "megatron",
-    "smdistributed",
-    "torch_xla",
-    "mmengine",
-    "mmcv",
-    "ignite",
-    "fastai",
-    "composer",
-)
+    "deepspeed", "horovod", "apex.parallel", "accelerate", "lightning", "fairscale", "bagua", "colossalai", "megatron",
+    "smdistributed", "torch_xla", "mmengine", "mmcv", "ignite", "fastai", "composer",
+)  # fmt: skip
 # They make plain modules: none of them wraps its model for several ranks.
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
 _PARAMETERS = frozenset({"parameters", "named_parameters"})

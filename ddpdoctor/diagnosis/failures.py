@@ -421,24 +421,11 @@ def wrong_index(record: RunRecord) -> Iterator[Verdict]:
                 return
 
 
-_NETWORK_TYPES = frozenset(
-    {
-        "URLError",
-        "HTTPError",
-        "gaierror",
-        "ConnectTimeout",
-        "ConnectError",
-        "ReadTimeout",
-        "MaxRetryError",
-        "NameResolutionError",
-        "NewConnectionError",
-        "ProxyError",
-        "SSLError",
-        "LocalEntryNotFoundError",
-        "OfflineModeIsEnabled",
-        "RemoteDisconnected",
-    }
-)
+_NETWORK_TYPES = frozenset({
+    "URLError", "HTTPError", "gaierror", "ConnectTimeout", "ConnectError", "ReadTimeout", "MaxRetryError",
+    "NameResolutionError", "NewConnectionError", "ProxyError", "SSLError", "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled", "RemoteDisconnected",
+})  # fmt: skip
 _NETWORK_WORDS = re.compile(
     r"name resolution|name or service not known|network is unreachable|max retries exceeded|getaddrinfo failed|"
     r"failed to resolve|couldn't connect to|cannot connect to host|https?://\S+ (is|was) not reach|offline mode|"

@@ -65,23 +65,10 @@ POLLED: Tag = ("files", 2)
 """Of the names that a directory holds at the moment: every turn of a loop looks for new ones."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
-OWN_KINDS = frozenset(
-    {
-        "batch",
-        "ddp",
-        "own",
-        "clock",
-        "files",
-        "random",
-        "drawn",
-        "store",
-        "counted",
-        "item",
-        "members",
-        EXTENT,
-        "statistic",
-    }
-)
+OWN_KINDS = frozenset({
+    "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
+    "statistic",
+})  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})

@@ -583,34 +583,11 @@ _BYTES_OF: Mapping[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
-_KEEPS_SIZE = frozenset(
-    {
-        "view",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
-        "contiguous",
-        "clone",
-        "detach",
-        "transpose",
-        "permute",
-        "t",
-        "triu",
-        "tril",
-        "flatten",
-        "to",
-        "cuda",
-        "cpu",
-        "requires_grad_",
-        "normal_",
-        "uniform_",
-        "fill_",
-        "mul",
-        "div",
-        "neg",
-        "exp",
-    }
-)
+_KEEPS_SIZE = frozenset({
+    "view", "reshape", "unsqueeze", "squeeze", "contiguous", "clone", "detach", "transpose", "permute", "t", "triu",
+    "tril", "flatten", "to", "cuda", "cpu", "requires_grad_", "normal_", "uniform_", "fill_", "mul", "div", "neg",
+    "exp",
+})  # fmt: skip
 
 
 def _shaped(given: Arguments) -> Value:
