@@ -127,9 +127,7 @@ def _of_all(projection: Projection, event: Event) -> bool:
 
 
 def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
-    """Return what makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no
-    reduction.
-    """
+    """Return what makes all ranks meet in the turn of a backward; None where no DDP and no reduction does."""
     wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
     other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
     if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):

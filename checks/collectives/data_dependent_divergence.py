@@ -292,9 +292,7 @@ def _made_files(projection: Projection) -> list[_Made]:
 
 
 def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
-    """Return whether a condition speaks of something that the job may have made by then: before, or in a turn
-    before.
-    """
+    """Return whether a condition speaks of something that the job may have made before, or in a turn before."""
     words = set(_words(test.node))
     body = test.module.body_around(test.node)
     words |= {word for node in made_from(test.node, body) for word in _words(node)}

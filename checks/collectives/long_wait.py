@@ -341,9 +341,7 @@ def _receiver_of(node: ast.AST, method: str) -> str | None:
 
 
 def _meeting_behind(module: Module, node: ast.If, events: Sequence[Event]) -> Event | None:
-    """Return the collective that the others come to meanwhile: further down in the function, or in the next turn of a
-    loop.
-    """
+    """Return the collective that the others come to meanwhile: further down, or in the next turn of a loop."""
     if any(events_through(events, module, node.lineno, node.end_lineno or node.lineno)):
         return None
     function = function_around(module, node)

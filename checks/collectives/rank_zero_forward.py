@@ -150,9 +150,7 @@ def _may_unwrap(event: Event) -> bool:
 
 
 def _matched(event: Event, forwards: list[Event]) -> bool:
-    """Return whether the other ranks run a forward too: the same line by another way, or the other arm of the same
-    test.
-    """
+    """Return whether the other ranks run a forward too: the same line by another way, or the test's other arm."""
     for other in forwards:
         if other is event or not other.ranks & ~event.ranks:
             continue

@@ -344,9 +344,7 @@ def _is_set_by_rank(projection: Projection, module: Module, reader: str) -> bool
 
 
 def alike_streams(projection: Projection) -> Iterator[tuple[Feeding, bool]]:
-    """Loaders over an IterableDataset of the project that hands every rank the same items, once each; with whether it
-    divides them by worker.
-    """
+    """Loaders over a stream that hands every rank the same items, once each; whether it divides them by worker."""
     from ddpdoctor.checks.data.workers_source import divides_by_worker_alone, is_stream
 
     machine = projection.machine

@@ -102,9 +102,7 @@ def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
 
 
 def _precedes(module: Module, statement: ast.stmt, loop: ast.For) -> bool:
-    """Return whether the statement stands in the same list of statements as the loop or something around it, and
-    above.
-    """
+    """Return whether the statement stands above the loop, or what is around it, in the same list of statements."""
     around = {loop, *module.ancestors(loop)}
     parent = module.parents.get(statement)
     for name in ("body", "orelse", "finalbody"):

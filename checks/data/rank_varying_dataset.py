@@ -229,9 +229,7 @@ def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | Non
 
 
 def _by_rank(projection: Projection, made: Event) -> bool:
-    """Return whether the indices of a subset are computed from the rank in its own construction or one assignment
-    before.
-    """
+    """Return whether the indices of a subset are computed from the rank where it is built, or one assignment before."""
     indices = made.argument("indices", 1)
     if indices is None or not is_varying(indices) or (isinstance(indices, PerRank) and is_guessed(indices)):
         return False

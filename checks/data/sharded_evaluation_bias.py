@@ -132,8 +132,6 @@ def repeated_evaluations(projection: Projection) -> Iterator[tuple[LoopAround, E
 
 
 def _is_whole(projection: Projection, loop: LoopAround) -> bool:
-    """Return whether a loop goes over the whole data set, this time: what is left by a divided one is done by all
-    ranks.
-    """
+    """Return whether a loop goes over the whole data set: what a divided one leaves is done by all ranks."""
     loader = only_loader(projection, loop)
     return loader is not None and division(projection.machine, loader) == "whole"

@@ -208,9 +208,7 @@ def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
 
 
 def _part_of(machine: Machine, value: Value) -> Part | None:
-    """Return the part that a data set, a sampler or what a loop goes over is; None when it is none, or may be
-    another.
-    """
+    """Return the part that a data set, a sampler or a loop's iterable is; None when it is none, or may be another."""
     if isinstance(value, Instance):
         return _part_of_instance(machine, value)
     made = machine.object(value)
@@ -275,9 +273,7 @@ def _is_bare(iterable: Value) -> bool:
 
 
 def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
-    """Return whether every rank goes through a loop as long as its own data lasts, and waits for the others in each
-    turn.
-    """
+    """Return whether every rank goes on as long as its own data lasts, and waits for the others in each turn."""
     if backward.ranks != ALL_RANKS or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
         return False
     if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in _JOINS for around in backward.contexts):
@@ -306,9 +302,7 @@ def _evened_out(machine: Machine, part: Part, *modules: Module) -> bool:
 
 
 def _batches(part: Part, loader: Event) -> tuple[int, int, int] | None:
-    """Return the first of some numbers of ranks that a known number of items gives different numbers of batches
-    with.
-    """
+    """Return the first of some numbers of ranks with which a known number of items gives unequal batches."""
     size = loader.argument("batch_size", 1) or Const(1)
     if part.items is None or not isinstance(size, Const) or not isinstance(size.value, int) or size.value < 1:
         return None

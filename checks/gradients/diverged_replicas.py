@@ -262,9 +262,7 @@ def _is_trained_after(projection: Projection, event: Event) -> bool:
 
 
 def _what(projection: Projection, event: Event) -> str:
-    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what is not certainly
-    theirs.
-    """
+    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what may not be theirs."""
     options = list(options_of(event.receiver)) if event.receiver is not None else []
     if event.name in ("requires_grad_", SET_REQUIRES_GRAD):
         return "freeze" if _is_replicated(projection, event) else ""

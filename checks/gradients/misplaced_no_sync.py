@@ -217,9 +217,7 @@ def settings_of(projection: Projection, number: int) -> list[Event]:
 
 
 def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Event]) -> Event | None:
-    """Return the only place that speaks of the attribute, when it assigns ``False`` under no condition before all
-    forwards.
-    """
+    """Return the only place that speaks of the attribute, if it assigns ``False`` unguarded before all forwards."""
     mentions = sum(node.attr == ATTRIBUTE for module in script.modules for node in module.index.of(ast.Attribute))
     if len(settings) != 1 or mentions != 1 or settings[0].undecided or test_around(settings[0]) is not None:
         return None
@@ -271,9 +269,7 @@ def late_in_own_loop(settings: Sequence[Event], forwards: Sequence[Event], step:
 
 
 def test_around(event: Event) -> ast.expr | None:
-    """Return the condition of the innermost ``if`` around an event in its function and loop, turned round in
-    ``else``.
-    """
+    """Return the condition of the innermost ``if`` around an event in its function and loop, inverted in ``else``."""
     below: ast.AST = event.node
     for around in event.module.ancestors(event.node):
         if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
@@ -285,9 +281,7 @@ def test_around(event: Event) -> ast.expr | None:
 
 
 def _off_when(settings: Sequence[Event]) -> ast.expr | None:
-    """Return the condition under which synchronisation is off after some assignments; None when it is not that
-    simple.
-    """
+    """Return when synchronisation is off after some assignments; None when it is not that simple."""
     off: ast.expr = _NEVER
     for event in settings:
         new, test = _off_by(event), test_around(event)

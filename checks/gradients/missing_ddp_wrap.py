@@ -156,9 +156,7 @@ def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
 
 
 def _uses(step: Event, backward: Event) -> bool:
-    """Return whether a step may use the gradients of a backward: those for a picture of what a model looks at go
-    nowhere.
-    """
+    """Return whether a step may use the gradients of a backward: those for a picture of what it looks at go nowhere."""
     loop = innermost_loop(step)
     return loop is innermost_loop(backward) or (step.function == backward.function and loop in loop_nodes(backward))
 
@@ -174,9 +172,7 @@ def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, i
 
 
 def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
-    """Return whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed
-    up.
-    """
+    """Return whether a DDP forward that records gradients is in the same loop, as of a loss that is summed up."""
     loop = innermost_loop(backward)
     return any(event.gradients and innermost_loop(event) is loop for event in projection.in_course("ddp-forward"))
 

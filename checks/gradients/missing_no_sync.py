@@ -160,9 +160,7 @@ def _last_micro_step(found: Accumulation) -> ast.expr | None:
 
 
 def _block_of(module: Module, node: ast.AST) -> Sequence[ast.stmt]:
-    """Return the statements of the loop or function that a backward stands in, at the level of that loop or
-    function.
-    """
+    """Return the statements of the loop or function that a backward stands in, at the level of that one."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.For, ast.While)):
             return around.body
@@ -275,9 +273,7 @@ def _may_control(context: ContextAround) -> bool:
 
 
 def _is_accelerators(context: ContextAround) -> bool:
-    """Return whether a context manager takes the last micro-steps of an epoch for a whole step, as
-    ``accumulate(model)``.
-    """
+    """Return whether a context manager takes an epoch's last micro-steps for a whole step, as ``accumulate(model)``."""
     return ".accumulate(" in context.module.excerpt(context.node, 500)
 
 
@@ -381,9 +377,7 @@ def _follows_at_once(projection: Projection, backward: Event, step: Event) -> bo
 
 
 def _counts(backward: Event, condition: str) -> bool:
-    """Return whether a condition is a test by a remainder other than 1, a variable that holds one, or is named like
-    one.
-    """
+    """Return whether a condition tests a remainder other than 1, is a variable that holds one, or is named so."""
     if condition.isidentifier():
         values = [
             ast.unparse(node.value)

@@ -151,9 +151,7 @@ _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 
 
 def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what the variables in it are assigned, run over, opened as, filled with
-    or shuffled by.
-    """
+    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
     bound: dict[str, list[ast.expr]] = {}
     for inner in descend(body):
         targets: list[tuple[ast.expr | None, ast.expr]] = []
