@@ -33,7 +33,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
@@ -60,9 +59,6 @@ from ddpdoctor.source.script.script import calls_any, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
-if TYPE_CHECKING:
-    from ddpdoctor.checks.data.numbering_source import Numbering
-
 CHECK = Check(
     code="DDP108",
     name="rank-varying-dataset",
@@ -80,7 +76,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     if makes_sets(script) or calls_any(script, ("hash", "id")):
         from ddpdoctor.checks.data.numbering_source import numbered_apart
 
-        yield from CHECK.suspected(map(_of_numbering, numbered_apart(projection)))
+        yield from CHECK.suspected(numbered_apart(projection))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
@@ -93,8 +89,6 @@ _PARTS = "Give the sampler the whole data set: it divides it in parts of one len
 _WHOLE = "Give the loader the whole data set: the framework gives each rank its part."
 NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."
 _SEED = "Seed every rank with the same number before the data set is built."
-_SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
-_STABLE = "Use a hash that is the same in every process, such as zlib.crc32(text.encode())."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
 
 
@@ -125,23 +119,6 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
             if shuffle is not None:
                 seen.add(loader.node)
                 yield _differs(loader, _SHUFFLE, shuffle)
-
-
-def _of_numbering(found: Numbering) -> Verdict:
-    module, number = found.use
-    made = found.module.excerpt(found.order, 60)
-    of_set = f"a number stands for another item on each rank: `{made}` is in the order of a set, which differs between"
-    of_hash = f"`{made}` is another number in every process: hashes of texts are salted, and addresses differ"
-    does = "is decided by it" if found.salted else "puts the number into the data of this rank"
-    return Verdict(
-        sentence=of_hash if found.salted else f"{of_set} processes",
-        remedy=_STABLE if found.salted else _SORT,
-        locations=(found.module.location(found.node), module.location(number)),
-        because=(
-            (f"`{module.excerpt(number, 60)}` {does}", module.location(number)),
-            ("DDP averages what the ranks learn of one number", found.wrap.location),
-        ),
-    )
 
 
 def _differs(

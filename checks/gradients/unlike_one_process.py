@@ -36,7 +36,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ddpdoctor.check import Check, Reached, RunRecord, Script
+from ddpdoctor.check import Check, RunRecord, Script, Verdict
 from ddpdoctor.checks.collectives.sum_as_mean import argument_name
 from ddpdoctor.equivalence_section import COUNTED_TWICE
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
@@ -62,17 +62,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report losses that are divided by a count of all ranks before DDP averages their gradients."""
-    for divided in divided_losses(whole_projection(script)):
-        place, count = divided.location, divided.module.excerpt(divided.divisor, 40)
-        yield CHECK.finding(
-            f"the loss is divided by `{count}`, a count of all ranks, and DDP averages over the ranks on top",
-            remedy=COUNTED_TWICE,
-            locations=(place, divided.reduction.location),
-            because=(
-                ("the count is added up over the ranks here", divided.reduction.location),
-                ("this backward averages the gradients, which are then 1/N of those of one process", divided.backward),
-            ),
-        )
+    yield from CHECK.suspected(divided_losses(whole_projection(script)), COUNTED_TWICE)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -117,22 +107,7 @@ _COUNTS = frozenset({"sum", "len", "numel", "count_nonzero", "size"})
 _GATHERS = frozenset({"gather", "all_gather", "all_gather_into_tensor", "gather_for_metrics"})
 
 
-class DividedLoss(msgspec.Struct, frozen=True, eq=False):
-    """A division of a loss by a count of all ranks."""
-
-    module: Module
-    node: ast.AST
-    divisor: ast.expr
-    reduction: Event
-    backward: Reached
-
-    @property
-    def location(self) -> Location:
-        """Where the division is."""
-        return self.module.location(self.node)
-
-
-def divided_losses(projection: Projection) -> Iterator[DividedLoss]:
+def divided_losses(projection: Projection) -> Iterator[Verdict]:
     """Yield the divisions on the way to a backward through DDP, where no number of ranks is on that way."""
     script = projection.machine.script
     reductions = [event for event in projection.in_course("collective") if _adds_up(event)]
@@ -143,14 +118,14 @@ def divided_losses(projection: Projection) -> Iterator[DividedLoss]:
         or _scales_gradients(script.modules)
     ):
         return
-    seen: set[ast.AST] = set()
+    seen: set[Location] = set()
     for backward in projection.in_course("backward"):
         if not wrap_numbers(backward.receiver) or any(context.value == NO_SYNC for context in backward.contexts):
             continue
         before = [event for event in reductions if event.ordinal < backward.ordinal]
         for found in _Followed(projection, before).from_backward(backward):
-            if found.node not in seen:
-                seen.add(found.node)
+            if found.places[0] not in seen:
+                seen.add(found.places[0])
                 yield found
 
 
@@ -188,6 +163,18 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
     node: ast.expr
 
 
+def _divided(part: _Part, divisor: ast.expr, reduction: Event, backward: Event) -> Verdict:
+    count = part.module.excerpt(divisor, 40)
+    return Verdict(
+        sentence=f"the loss is divided by `{count}`, a count of all ranks, and DDP averages over the ranks on top",
+        locations=(part.module.location(part.node), reduction.location),
+        because=(
+            ("the count is added up over the ranks here", reduction.location),
+            ("this backward averages the gradients, which are then 1/N of those of one process", backward),
+        ),
+    )
+
+
 class _Followed:
     """What the loss of a backward is computed from."""
 
@@ -196,14 +183,14 @@ class _Followed:
         self._sizes = size_names(projection.machine.store)
         self._reductions = reductions
 
-    def from_backward(self, backward: Event) -> Iterator[DividedLoss]:
+    def from_backward(self, backward: Event) -> Iterator[Verdict]:
         call = backward.node
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             return
         function = function_around(backward.module, call)
         starts = [_Part(backward.module, function, one) for one in (call.func.value, *call.args)]
         found = [
-            DividedLoss(part.module, part.node, divisor, reduction, backward)
+            _divided(part, divisor, reduction, backward)
             for start in starts
             for part in self._along(start)
             for divisor in _divisors(part.node)

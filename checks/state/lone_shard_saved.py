@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.check import Check, Script
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.source.events import Event
@@ -65,10 +65,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report saves of a rank's own part under a rank test, where nothing is gathered entry by entry; and files of each
     rank that some ranks read without writing theirs.
     """
-    yield from _of_own_files(script)
+    projection = whole_projection(script)
+    yield from CHECK.suspected(lone_files(projection))
     if uses_part(script, ("full_tensor",)):
         return
-    projection = whole_projection(script)
     for save in projection.in_course("save"):
         saved = save.argument("obj", 0)
         parts = {number for kind, number in tags_of(saved) if kind == SHARDS} if saved is not None else set()
@@ -98,22 +98,6 @@ _REMEDIES = (  # For the weights, and for the state of an optimizer.
 )
 
 
-def _of_own_files(script: Script) -> Iterator[Finding]:
-    for found in lone_files(whole_projection(script)):
-        write, read = found.write.event, found.read.event
-        guard = next((one for one in reversed(write.guards) if one.arm != ALL_RANKS), None)
-        readers = "every rank reads" if read.ranks == ALL_RANKS else f"{ranks_text(read.ranks)} read"
-        yield CHECK.finding(
-            f"{readers} a file of its own, `{found.name}`, and only {ranks_text(write.ranks)} "
-            f"{'write' if write.ranks & (write.ranks - 1) else 'writes'} one: the others find none, or an old one",
-            remedy="Let every rank write its own file, outside of the test of the rank; or let all ranks read that of "
-            "rank 0, under a name without their numbers.",
-            locations=(None if guard is None else guard.module.location(guard.node), write.location, read.location),
-            because=(("it is written here", write), ("it is read here", read)),
-            severity=Severity.WARNING,
-        )
-
-
 # Files that carry the number of the rank in their names, and which ranks write and read them.
 
 RANK = "{rank}"
@@ -126,18 +110,7 @@ MOST_STEPS = 40
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class LoneFile(msgspec.Struct, frozen=True, eq=False):
-    """A file of each rank's own that some ranks write and others read."""
-
-    write: FileUse
-    read: FileUse
-    name: str
-    """Of the file, with ``RANK`` in it."""
-    without: int
-    """Mask of the ranks that read theirs and never write it."""
-
-
-def lone_files(projection: Projection) -> Iterator[LoneFile]:
+def lone_files(projection: Projection) -> Iterator[Verdict]:
     """Yield the reads of files that are named by the rank and that some of the reading ranks never write."""
     if not is_distributed(projection):
         return
@@ -150,14 +123,25 @@ def lone_files(projection: Projection) -> Iterator[LoneFile]:
         name = name_of(projection, use) if is_varying(use.path) else ""
         uses = written.get(name, ())
         without = use.event.ranks
-        for write in uses:
-            without &= ~write.event.ranks
+        for one in uses:
+            without &= ~one.event.ranks
         if RANK not in name or not uses or not without or name in seen or _is_written_for(use, uses, without):
             continue
         if any(_may_be(name, other) and use.event.ranks & without for other in written for use in written[other]):
             continue
         seen.add(name)
-        yield LoneFile(uses[0], use, name, without)
+        write, read = uses[0].event, use.event
+        guard = next((around for around in reversed(write.guards) if around.arm != ALL_RANKS), None)
+        readers = "every rank reads" if read.ranks == ALL_RANKS else f"{ranks_text(read.ranks)} read"
+        yield Verdict(
+            sentence=f"{readers} a file of its own, `{name}`, and only {ranks_text(write.ranks)} "
+            f"{'write' if write.ranks & (write.ranks - 1) else 'writes'} one: the others find none, or an old one",
+            remedy="Let every rank write its own file, outside of the test of the rank; or let all ranks read that of "
+            "rank 0, under a name without their numbers.",
+            locations=(None if guard is None else guard.module.location(guard.node), write.location, read.location),
+            because=(("it is written here", write), ("it is read here", read)),
+            severity=Severity.WARNING,
+        )
 
 
 def _is_written_for(read: FileUse, writes: Sequence[FileUse], without: int) -> bool:
