@@ -86,8 +86,6 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
         yield from counted_reductions(record)
 
 
-# Collectives in every step of training that the step does not need.
-
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "gather"})
 
 

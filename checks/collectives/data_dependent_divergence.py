@@ -187,8 +187,6 @@ def _remedy(parting: OwnParting) -> str:
     return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.test.kind, _TOGETHER)
 
 
-# Collectives that ranks call by what their own data is.
-
 WORDS: Mapping[OwnKind, str] = {
     "batch": "the rank's own batch",
     "clock": "the rank's own clock",

@@ -70,8 +70,6 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
     )
 
 
-# Exception handlers that let one rank continue without its peers.
-
 _UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration, SyntaxError, Warning)
 """What fails alike on every rank, or ends an iteration; any other error of Python can hit one rank alone."""
 _OF_CONTENT = (LookupError, TypeError, AttributeError, NameError)

@@ -99,9 +99,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield from CHECK.judged(basis, lucky_broadcasts(record), _REMEDY)
 
 
-# Forwards of a DDP model without gradients that only some ranks run.
-
-
 def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]]:
     """Such forwards of models that certainly hold buffers, in a script that also trains the model.
 

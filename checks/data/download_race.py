@@ -85,8 +85,6 @@ _SENTENCES = {
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
 
-# Downloads and extractions that every rank does at once.
-
 _DATASETS = regex(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 # Data sets without `download=`; all of them keep their files in one directory unless they are given a root.
 _ALWAYS_FETCH = "torchtext.datasets."

@@ -91,8 +91,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
 
 
-# Random augmentation in data sets, and whether all ranks draw the same numbers for it.
-
 _LIBRARIES = get_args(Library)
 # Draws of a step that give each sample something of its own; one order for all ranks does no harm.
 _NOISE = frozenset(

@@ -82,9 +82,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 
 
-# Data sets that differ between ranks although one sampler, or an Accelerator, divides them.
-
-
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
 _WHOLE = "Give the loader the whole data set: the framework gives each rank its part."
 NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."

@@ -110,9 +110,6 @@ def _of_gathered(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_evaluations", "", REMEDIES)
 
 
-# Evaluation that every rank does over the whole data set.
-
-
 def repeated_evaluations(projection: Projection) -> Iterator[tuple[LoopAround, Event]]:
     """Loops without gradients in which every rank runs the model over the same samples, each once, with the loader."""
     training = {feeding.loader.ordinal for feeding in feedings(projection)}

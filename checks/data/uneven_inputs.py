@@ -112,8 +112,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
 
 
-# Training loops over data that was divided by rank in parts that need not be equal.
-
 WORLD_SIZES = (2, 4, 8)
 """Numbers of ranks that a known number of items is divided by, to see whether it matters."""
 _BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic", "Protocol"})

@@ -58,8 +58,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-# Where a script wraps a model in `nn.DataParallel` and has no DDP beside it.
-
 # What is better: a script that calls one of them has its DataParallel for another way to be started.
 _BETTER = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "deepspeed.initialize")
 

@@ -132,8 +132,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield from CHECK.judged(record.job.kind, (*of_wraps, *by_hand, *by_plateaus))
 
 
-# State of the training that ranks change apart: by a loss of their own, or on some ranks only.
-
 OWN_PLATEAU = (
     "each rank lowers its learning rate by its own loss: "
     "once the rates differ, equal gradients lead to different models"

@@ -93,8 +93,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
 
 
-# Where gradients stay without synchronisation and steps are taken.
-
 PERIOD = 4
 """Value that a divisor is tried with when it is no number."""
 LARGEST_PERIOD = 64

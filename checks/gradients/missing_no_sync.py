@@ -100,9 +100,6 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 in_run = CHECK.judged_by("checks.gradients.steps_run", "reductions", _REMEDY)
 
 
-# The suggestion to synchronise only the last backward of a gradient accumulation.
-
-
 def synchronise_once(projection: Projection, found: Accumulation, finding: Finding) -> Iterator[Fix]:
     """Run forward and backward under ``no_sync()`` unless the step follows.
 

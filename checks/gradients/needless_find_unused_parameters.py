@@ -58,8 +58,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
 
 
-# The suggestion to stop searching for unused parameters.
-
 _OPTION = "find_unused_parameters"
 
 

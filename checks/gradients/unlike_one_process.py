@@ -95,8 +95,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
 
 
-# Losses that are divided by a count of all ranks, followed from the backward to the division and to the collective.
-
 MOST_NODES = 5_000
 """That are followed from one backward."""
 # They sum or scale the gradients in place of the mean: of DDP's hooks, and of FSDP.

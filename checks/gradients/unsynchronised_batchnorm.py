@@ -78,8 +78,6 @@ def judge_layers(wrap: Location | None, loader: Location | None, layers: int, sa
     )
 
 
-# BatchNorm in DDP models whose batch on each rank is small.
-
 """Samples a rank below which the statistics of a batch are known to hurt (Wu and He, Group Normalization, 2018)."""
 _BATCH_NORM = regex(r"torch\.nn\.BatchNorm\dd$")
 

@@ -45,8 +45,6 @@ WARNING_BYTES = 1_000_000
 in_run = CHECK.judged_by("diagnosis.performance.traffic", "wasted_broadcasts", "", WARNING_BYTES)
 
 
-# Wraps whose DDP broadcasts buffers that nothing changes.
-
 BROADCAST_POSITION = 4
 """Position of ``broadcast_buffers`` among DDP's arguments."""
 

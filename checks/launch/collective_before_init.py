@@ -56,8 +56,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-# Collectives that come before the process group that they need.
-
 _NEED_GROUP = frozenset(name.removeprefix("torch.distributed.") for name in COLLECTIVES) - {"init_process_group"}
 
 

@@ -104,8 +104,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("diagnosis.failures", "wrong_index")
 
 
-# Global and local ranks in each other's place.
-
 _BEYOND_FIRST_NODE = sum(1 << rank for rank in RANKS if GLOBAL_RANK[rank] != LOCAL_RANK[rank])
 """Mask of the ranks whose local rank is another number."""
 _NODE_SIZE = "the number of ranks of one node"

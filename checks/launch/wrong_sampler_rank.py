@@ -69,8 +69,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield from CHECK.judged(record.job.kind, (verdict for _, verdict in wrong_ranks_in_run(record)), remedy)
 
 
-# DistributedSamplers that are reported another rank or another number of ranks than the process group has.
-
 # Right on one node, where there is a rank for each GPU, and wrong on two.
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
 

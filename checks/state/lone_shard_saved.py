@@ -98,8 +98,6 @@ _REMEDIES = (  # For the weights, and for the state of an optimizer.
 )
 
 
-# Files that carry the number of the rank in their names, and which ranks write and read them.
-
 RANK = "{rank}"
 """In a name the place of the rank's number."""
 _NUMBERS = frozenset({"rank", "global_rank", "local_rank", "process_index", "get_rank", "get_global_rank"})

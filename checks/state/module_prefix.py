@@ -57,8 +57,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("diagnosis.files", "judge_prefixes", REMEDY)
 
 
-# State dicts whose names begin with `module.` where the model's do not, or the reverse.
-
 _MOVES = ("os.replace", "os.rename", "shutil.move")
 """Give a file that is whole the name that it is loaded by."""
 _HANDLE_PREFIX = ("module.", "consume_prefix", "strip_prefix")

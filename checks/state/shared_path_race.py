@@ -107,8 +107,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         raise TooLittleEvidence(f"not all collectives were recorded ({collectives.reason})")
 
 
-# Paths that several ranks create, remove and wait for.
-
 _ASKS = frozenset({"exists", "isfile", "is_file"})
 _WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter"})
 """They make the directory that they are given, unless it is there."""

@@ -78,8 +78,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
 
-# Files that one rank writes and others read at once, without waiting for it.
-
 _WAITS = regex(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
 
 
