@@ -512,15 +512,10 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def excerpt(self, node: ast.AST, longest: int = 80) -> str:
         """Return the source of a node on one line, shortened."""
-        text = self._texts.get(node)
-        if text is None:
-            text = self._texts[node] = self._text_of(node)
+        text = self._text_of(node)
         return text if len(text) <= longest else text[: longest - 3] + "..."
 
-    @cached_property
-    def _texts(self) -> dict[ast.AST, str]:
-        return {}
-
+    @once_each
     def _text_of(self, node: ast.AST) -> str:
         try:
             return " ".join(ast.unparse(node).split())
