@@ -135,9 +135,8 @@ def _may_unwrap(event: Event) -> bool:
     called = called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
     options: list[ast.AST] = [called] if called is not None else []
     if isinstance(called, ast.Name):
-        assigned = event.module.index.within(event.module.body_around(event.node), ast.Assign)
-        named = (one for one in assigned if any(getattr(to, "id", "") == called.id for to in one.targets))
-        options += [one.value for one in named]
+        around = event.module.body_around(event.node)
+        options += [one.value for one in event.module.assigning(around, called.id)]
     for module, test in event.undecided:
         around = module.parents.get(test, test)
         arms = (around.body, around.orelse) if isinstance(around, ast.If) else ()

@@ -54,7 +54,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import calls_any, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
@@ -210,15 +210,9 @@ def _by_rank(projection: Projection, made: Event) -> bool:
     if not isinstance(made.node, ast.Call):
         return False
     names = {node.id for node in descend(made.node) if isinstance(node, ast.Name)}
-    texts: list[ast.AST] = [made.node, *_assigned(made.module, names)]
+    texts: list[ast.AST] = [made.node, *(one.value for one in made.module.assigning(made.module.tree, *names))]
     ranks = rank_names(projection.machine.store)
     return any(_speaks_of_rank(node, ranks) for text in texts for node in descend(text))
-
-
-def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
-    for node in module.index.of(ast.Assign):
-        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
-            yield node.value
 
 
 def _speaks_of_rank(node: ast.AST, ranks: frozenset[str]) -> bool:

@@ -194,11 +194,7 @@ def _resolved(module: Module, node: ast.expr) -> ast.expr:
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else node
         if not isinstance(inner, ast.Name):
             return node
-        values = [
-            entry.value
-            for entry in module.index.of(ast.Assign)
-            if any(isinstance(t, ast.Name) and t.id == inner.id for t in entry.targets)
-        ]
+        values = [entry.value for entry in module.assigning(module.tree, inner.id)]
         if len(values) != 1:
             return node
         node = ast.UnaryOp(ast.Not(), values[0]) if inner is not node else values[0]
@@ -430,12 +426,7 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
 
 def _only_assignment(module: Module, name: str) -> ast.expr | None:
     """Return the only value assigned to a name that may be ``no_sync``."""
-    values = [
-        node.value
-        for node in module.index.of(ast.Assign)
-        if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-        and any(map(_is_no_sync, descend(node.value)))
-    ]
+    values = [one.value for one in module.assigning(module.tree, name) if any(map(_is_no_sync, descend(one.value)))]
     return values[0] if len(values) == 1 else None
 
 

@@ -239,17 +239,16 @@ def _made_by_known_library(module: Module, optimizer: Event) -> bool:
     models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in _PARAMETERS]
     names = {node.id for model in models for node in descend(model) if isinstance(node, ast.Name)}
     found = False
-    for node in module.index.of(ast.Assign):
-        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
-            head = node.value
-            while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
-                if module.resolve(head.func).startswith(_KNOWN_MAKERS):
-                    found = True
-                    break
-                head = head.func.value
-            else:
-                if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
-                    found = True
-                elif not isinstance(head, ast.Name) or head.id not in names:
-                    return False
+    for node in module.assigning(module.tree, *names):
+        head = node.value
+        while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
+            if module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                found = True
+                break
+            head = head.func.value
+        else:
+            if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                found = True
+            elif not isinstance(head, ast.Name) or head.id not in names:
+                return False
     return found

@@ -376,11 +376,7 @@ def _follows_at_once(projection: Projection, backward: Event, step: Event) -> bo
 def _counts(backward: Event, condition: str) -> bool:
     """Return whether a condition tests a remainder other than 1, is a variable that holds one, or is named so."""
     if condition.isidentifier():
-        values = [
-            ast.unparse(node.value)
-            for node in backward.module.index.of(ast.Assign)
-            if any(isinstance(t, ast.Name) and t.id == condition for t in node.targets)
-        ]
+        values = [ast.unparse(one.value) for one in backward.module.assigning(backward.module.tree, condition)]
         named = not values and _COUNTING_NAME.search(condition) is not None
         return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())
     reached = _REACHES_COUNT.search(condition)

@@ -252,12 +252,8 @@ class _Names:
         if isinstance(function, _Function) and name in _parameters(function):
             return self._of_parameter(name, function, place)
         for body in (function, place.module.tree) if function is not place.module.tree else (function,):
-            values = [
-                one.value
-                for one in place.module.index.within(body, ast.Assign)
-                if place.module.body_around(one) is body
-                and any(isinstance(target, ast.Name) and target.id == name for target in one.targets)
-            ]
+            assigned = place.module.assigning(body, name)
+            values = [one.value for one in assigned if place.module.body_around(one) is body]
             if len(values) == 1:
                 return self.text(values[0], _Place(place.module, body, place.use, place.given, place.depth))
             if values:

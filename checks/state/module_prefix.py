@@ -25,7 +25,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
@@ -140,12 +140,8 @@ def _text(node: ast.AST | None) -> str:
 def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
     """Return the value of the only assignment to a name in the function around a node."""
     function = next((around for around in module.ancestors(node) if isinstance(around, ast.FunctionDef)), None)
-    values: Sequence[ast.expr] = [
-        statement.value
-        for statement in module.index.within(function or module.tree, ast.Assign)
-        if any(getattr(one, "id", "") == name for one in statement.targets)
-    ]
-    return values[0] if len(values) == 1 else None
+    found = module.assigning(function or module.tree, name)
+    return found[0].value if len(found) == 1 else None
 
 
 def _source(event: Event, name: str, position: int) -> str:

@@ -424,6 +424,11 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         found = ((node, self.resolve(node.func)) for node in self.index.of(ast.Call))
         return tuple((node, name) for node, name in found if name)
 
+    def assigning(self, around: ast.AST, *names: str) -> list[ast.Assign]:
+        """Return the assignments to variables of some names inside of a function, a statement or the module."""
+        found = self.index.within(around, ast.Assign)
+        return [one for one in found if any(isinstance(to, ast.Name) and to.id in names for to in one.targets)]
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around ``node``, innermost first."""
         parents = self.parents
