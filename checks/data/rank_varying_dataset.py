@@ -42,7 +42,6 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
-    ExternalObject,
     PerRank,
     Value,
     constant,
@@ -180,7 +179,7 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
     draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
         return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
-    made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
+    made = projection.machine.object(dataset)
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
     if takes_own_part(projection.machine, dataset, cut=True):

@@ -36,22 +36,18 @@ class Standstill(Protocol):
     @property
     def title(self) -> str:
         """A sentence without a full stop."""
-        ...
 
     @property
     def since_ns(self) -> int:
         """When it began."""
-        ...
 
     @property
     def may_go_on(self) -> bool:
         """It is not proved that it is one for good."""
-        ...
 
     @property
     def remedy(self) -> str:
         """What to do; may be empty."""
-        ...
 
 
 def run_verdict(
