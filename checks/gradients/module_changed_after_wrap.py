@@ -138,20 +138,18 @@ _AFTER_WRAP = frozenset(
     | {"on_train_epoch_end", "on_validation_epoch_end", "on_validation_end"}
 )
 # fmt: off
-WRAPPER_ATTRIBUTES = frozenset(
-    {
-        "add_module", "apply", "bfloat16", "broadcast_buffers", "bucket_bytes_cap", "buffers", "children",
-        "compile", "cpu", "cuda", "device", "device_ids", "device_type", "dim", "double", "eval", "extra_repr",
-        "find_unused_parameters", "float", "forward", "get_buffer", "get_parameter", "get_submodule",
-        "gradient_as_bucket_view", "half", "join", "load_state_dict", "logger", "mixed_precision", "module",
-        "modules", "named_buffers", "named_children", "named_modules", "named_parameters", "no_sync",
-        "output_device", "parameters", "parameters_to_ignore", "process_group", "reducer",
-        "register_backward_hook", "register_buffer", "register_comm_hook", "register_forward_hook",
-        "register_forward_pre_hook", "register_full_backward_hook", "register_module", "register_parameter",
-        "require_backward_grad_sync", "require_forward_param_sync", "requires_grad_", "share_memory",
-        "state_dict", "static_graph", "to", "train", "training", "type", "will_sync_module_buffers", "zero_grad",
-    }
-)
+WRAPPER_ATTRIBUTES = frozenset({
+    "add_module", "apply", "bfloat16", "broadcast_buffers", "bucket_bytes_cap", "buffers", "children", "compile",
+    "cpu", "cuda", "device", "device_ids", "device_type", "dim", "double", "eval", "extra_repr",
+    "find_unused_parameters", "float", "forward", "get_buffer", "get_parameter", "get_submodule",
+    "gradient_as_bucket_view", "half", "join", "load_state_dict", "logger", "mixed_precision", "module", "modules",
+    "named_buffers", "named_children", "named_modules", "named_parameters", "no_sync", "output_device", "parameters",
+    "parameters_to_ignore", "process_group", "reducer", "register_backward_hook", "register_buffer",
+    "register_comm_hook", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+    "register_module", "register_parameter", "require_backward_grad_sync", "require_forward_param_sync",
+    "requires_grad_", "share_memory", "state_dict", "static_graph", "to", "train", "training", "type",
+    "will_sync_module_buffers", "zero_grad",
+})  # fmt: skip
 # fmt: on
 """Attributes that DDP objects have themselves."""
 

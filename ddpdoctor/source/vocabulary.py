@@ -151,14 +151,10 @@ SHARDED_WRAPPER = "torch.distributed.fsdp.FullyShardedDataParallel"
 MESH = "torch.distributed.DeviceMesh"
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
-SPAWNERS = frozenset(
-    {
-        "torch.multiprocessing.spawn",
-        "torch.multiprocessing.start_processes",
-        "torch.multiprocessing.spawn.start_processes",
-        "torch_xla.distributed.xla_multiprocessing.spawn",
-    }
-)
+SPAWNERS = frozenset({
+    "torch.multiprocessing.spawn", "torch.multiprocessing.start_processes",
+    "torch.multiprocessing.spawn.start_processes", "torch_xla.distributed.xla_multiprocessing.spawn",
+})  # fmt: skip
 PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process"})
 
 GLOBAL_RANK_VARIABLES = frozenset({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
@@ -243,24 +239,16 @@ def collective_methods(name: str) -> frozenset[str]:
     return frozenset({"compute"}) if name.startswith(METRICS) else COLLECTIVE_METHODS.get(name, frozenset())
 
 
-NOT_FALSE = frozenset(
-    {
-        "torch.distributed.is_available",
-        "torch.distributed.is_initialized",
-        "torch.distributed.is_torchelastic_launched",
-        "torch.cuda.is_available",
-    }
-)
+NOT_FALSE = frozenset({
+    "torch.distributed.is_available", "torch.distributed.is_initialized", "torch.distributed.is_torchelastic_launched",
+    "torch.cuda.is_available",
+})  # fmt: skip
 """Tested by scripts that also run without ranks or without a GPU: read as they are in a job with both."""
 
-MODEL_PRESERVING = frozenset(
-    {
-        "torch.compile",
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
-        "apex.parallel.convert_syncbn_model",
-        "torch.jit.script",
-    }
-)
+MODEL_PRESERVING = frozenset({
+    "torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
+    "torch.jit.script",
+})  # fmt: skip
 """Functions that return the module that they were given."""
 MODULE_SELF_METHODS = frozenset(
     {"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "double", "requires_grad_", "apply"}

@@ -316,14 +316,10 @@ def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments) ->
 
 
 # What makes the process group, itself or in a framework.
-STARTS = frozenset(
-    {
-        "torch.distributed.init_process_group",
-        "deepspeed.init_distributed",
-        "deepspeed.initialize",
-        "accelerate.Accelerator",
-    }
-)
+STARTS = frozenset({
+    "torch.distributed.init_process_group", "deepspeed.init_distributed", "deepspeed.initialize",
+    "accelerate.Accelerator",
+})  # fmt: skip
 _STARTING = frozenset(name.rpartition(".")[2] for name in STARTS)
 GROUP: Cell = (-1, "process group")
 """Where the store has that the process group was made: not by an arm that has been left for good."""
