@@ -22,18 +22,9 @@ _GUESSES = frozenset({
     "scatter_object_list",
 })  # fmt: skip
 # Functions that initialise CUDA, whatever they are called with.
-_INITIALISING = frozenset(
-    f"torch.cuda.{name}"
-    for name in (
-        "init",
-        "synchronize",
-        "current_device",
-        "get_device_name",
-        "get_device_properties",
-        "mem_get_info",
-        "empty_cache",
-    )
-)
+_INITIALISING = frozenset(f"torch.cuda.{name}" for name in (
+    "init", "synchronize", "current_device", "get_device_name", "get_device_properties", "mem_get_info", "empty_cache",
+))  # fmt: skip
 
 
 def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
