@@ -126,17 +126,9 @@ _KEEPS = frozenset({"append", "extend", "put", "len", "id", "isinstance", "recor
 _DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _PARTS = (ast.Name, ast.Attribute, ast.Subscript)
 _PASSES_ON = (
-    *_DISPLAYS,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.Return,
-    ast.Yield,
-    ast.For,
-    ast.Expr,
-    ast.Delete,
-    ast.Subscript,
+    *_DISPLAYS, ast.Assign, ast.AnnAssign, ast.Return, ast.Yield, ast.For, ast.Expr, ast.Delete, ast.Subscript,
     ast.ListComp,
-)
+)  # fmt: skip
 _RETURNED = "return"
 _Found: TypeAlias = "tuple[Module, ast.AST] | None"
 

@@ -66,20 +66,12 @@ CHECK = Check(
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
 
-# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
+# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP. In `_composable`
+# torch keeps replicate, which wraps in place.
 _OTHER_WRAPPERS = (
-    "FullyShardedDataParallel",
-    "fully_shard",
-    "FSDP",
-    "_composable",  # Where torch keeps replicate, which wraps in place.
-    "Accelerator",
-    "parallelize_module",
-    "distribute_tensor",
-    "rpc_async",
-    "pipelining",
-    "ZeroRedundancy",
-    "average_parameters",
-)
+    "FullyShardedDataParallel", "fully_shard", "FSDP", "_composable", "Accelerator", "parallelize_module",
+    "distribute_tensor", "rpc_async", "pipelining", "ZeroRedundancy", "average_parameters",
+)  # fmt: skip
 # Wrap or average where they are imported; a comment that names the source of a helper means nothing.
 _OTHER_LIBRARIES = (
     "deepspeed", "horovod", "apex.parallel", "accelerate", "lightning", "fairscale", "bagua", "colossalai", "megatron",

@@ -19,24 +19,9 @@ from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
 What = Literal[
-    "weights",
-    "optimizer",
-    "learning-rate",
-    "scale",
-    "gradient",
-    "random",
-    "data",
-    "place",
-    "again",
-    "late",
-    "counter",
-    "kept",
-    "fails",
-    "refused",
-    "torn",
-    "ranks",
-    "signal",
-]
+    "weights", "optimizer", "learning-rate", "scale", "gradient", "random", "data", "place", "again", "late", "counter",
+    "kept", "fails", "refused", "torn", "ranks", "signal",
+]  # fmt: skip
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
 ALIKE = 1e-3

@@ -561,24 +561,9 @@ def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
 DEFAULT_BYTES = 4
 """float32."""
 _BYTES_OF: Mapping[str, int] = {
-    "float64": 8,
-    "double": 8,
-    "int64": 8,
-    "long": 8,
-    "float32": 4,
-    "float": 4,
-    "int32": 4,
-    "int": 4,
-    "float16": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
+    "float64": 8, "double": 8, "int64": 8, "long": 8, "float32": 4, "float": 4, "int32": 4, "int": 4, "float16": 2,
+    "half": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 _KEEPS_SIZE = frozenset({
     "view", "reshape", "unsqueeze", "squeeze", "contiguous", "clone", "detach", "transpose", "permute", "t", "triu",
     "tril", "flatten", "to", "cuda", "cpu", "requires_grad_", "normal_", "uniform_", "fill_", "mul", "div", "neg",
