@@ -12,8 +12,11 @@ import msgspec
 from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Frame, Location, Refuted, Severity, Trouble
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import Restart, RunRecord
-    from ddpdoctor.source.script.script import Script
+    from ddpdoctor.record.model import Restart as Restart
+    from ddpdoctor.record.model import RunRecord as RunRecord
+    from ddpdoctor.source.script.script import Script as Script
+else:  # The names of what checks look at: for an annotation no check imports the record or the reader of sources.
+    Restart = RunRecord = Script = object
 
 
 Subject: TypeAlias = Literal[

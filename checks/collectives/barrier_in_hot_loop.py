@@ -32,9 +32,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
@@ -43,10 +42,6 @@ from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
 from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP313",
@@ -91,8 +86,6 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
         yield from counted_reductions(record)
 
 
-# Collectives in every step of training that the step does not need.
-
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "gather"})
 
 
@@ -132,9 +125,7 @@ def _of_all(projection: Projection, event: Event) -> bool:
 
 
 def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
-    """Return what makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no
-    reduction.
-    """
+    """Return what makes all ranks meet in the turn of a backward; None where no DDP and no reduction does."""
     wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
     other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
     if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):

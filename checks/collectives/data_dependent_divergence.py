@@ -37,11 +37,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
@@ -51,11 +51,8 @@ from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, makes_sets
+from ddpdoctor.source.script.script import makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP302",
@@ -190,8 +187,6 @@ def _remedy(parting: OwnParting) -> str:
     return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.test.kind, _TOGETHER)
 
 
-# Collectives that ranks call by what their own data is.
-
 WORDS: Mapping[OwnKind, str] = {
     "batch": "the rank's own batch",
     "clock": "the rank's own clock",
@@ -295,9 +290,7 @@ def _made_files(projection: Projection) -> list[_Made]:
 
 
 def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
-    """Return whether a condition speaks of something that the job may have made by then: before, or in a turn
-    before.
-    """
+    """Return whether a condition speaks of something that the job may have made before, or in a turn before."""
     words = set(_words(test.node))
     body = test.module.body_around(test.node)
     words |= {word for node in made_from(test.node, body) for word in _words(node)}

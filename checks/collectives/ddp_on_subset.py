@@ -26,12 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP314",

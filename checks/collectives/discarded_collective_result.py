@@ -33,7 +33,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -43,7 +43,6 @@ from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.queries.origins import NAMED, pairs_of
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
 CHECK = Check(
@@ -59,18 +58,9 @@ CHECK = Check(
 
 _HOROVOD = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped_allreduce")
 _FUNCTIONAL = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_tensor",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-)
+    "all_reduce", "all_gather", "all_gather_tensor", "broadcast", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+    "all_to_all", "all_to_all_single", "gather", "scatter",
+)  # fmt: skip
 RETURNING = frozenset(
     {
         *(f"horovod.torch.{name}" for name in _HOROVOD),
@@ -140,17 +130,9 @@ _OF_FLAGS = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_"})
 _DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _PARTS = (ast.Name, ast.Attribute, ast.Subscript)
 _PASSES_ON = (
-    *_DISPLAYS,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.Return,
-    ast.Yield,
-    ast.For,
-    ast.Expr,
-    ast.Delete,
-    ast.Subscript,
+    *_DISPLAYS, ast.Assign, ast.AnnAssign, ast.Return, ast.Yield, ast.For, ast.Expr, ast.Delete, ast.Subscript,
     ast.ListComp,
-)
+)  # fmt: skip
 _RETURNED = "return"
 _Found: TypeAlias = "tuple[Module, ast.AST] | None"
 

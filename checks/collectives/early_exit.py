@@ -32,14 +32,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, RANKS, on_rank
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_calls import ABSENT, UNASSIGNED
 
 if TYPE_CHECKING:
@@ -49,12 +48,7 @@ CHECK = Check(
     code="DDP306",
     name="early-exit",
     stands_for="early-exit",
-    severity={
-        "source": Severity.WARNING,
-        "rehearsal": Severity.ERROR,
-        "run": Severity.ERROR,
-        "log": Severity.ERROR,
-    },
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"ranks", "collectives"}),
     subjects=("job",),
     triggers=("rank", "RANK", "main_process", "master"),

@@ -35,19 +35,14 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Reason
+from ddpdoctor.check import Check, Reason, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP311",
@@ -74,8 +69,6 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         ),
     )
 
-
-# Exception handlers that let one rank continue without its peers.
 
 _UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration, SyntaxError, Warning)
 """What fails alike on every rank, or ends an iteration; any other error of Python can hit one rank alone."""

@@ -37,12 +37,11 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP305",

@@ -34,11 +34,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard, LoopAround
@@ -57,12 +56,8 @@ from ddpdoctor.source.queries.shell_commands import command_line
 from ddpdoctor.source.queries.training_loops import forwards_without_gradients, only_loader, takes_all_data
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS, numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-from ddpdoctor.source.script.script import Script
 
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
-
-    Places = tuple[Location | None, ...]
+Places = tuple[Location | None, ...]
 
 CHECK = Check(
     code="DDP307",
@@ -346,9 +341,7 @@ def _receiver_of(node: ast.AST, method: str) -> str | None:
 
 
 def _meeting_behind(module: Module, node: ast.If, events: Sequence[Event]) -> Event | None:
-    """Return the collective that the others come to meanwhile: further down in the function, or in the next turn of a
-    loop.
-    """
+    """Return the collective that the others come to meanwhile: further down, or in the next turn of a loop."""
     if any(events_through(events, module, node.lineno, node.end_lineno or node.lineno)):
         return None
     function = function_around(module, node)

@@ -33,9 +33,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS
@@ -43,12 +42,8 @@ from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.ddp import synchronises_buffers
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP303",
@@ -104,9 +99,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield from CHECK.judged(basis, lucky_broadcasts(record), _REMEDY)
 
 
-# Forwards of a DDP model without gradients that only some ranks run.
-
-
 def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]]:
     """Such forwards of models that certainly hold buffers, in a script that also trains the model.
 
@@ -143,9 +135,8 @@ def _may_unwrap(event: Event) -> bool:
     called = called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
     options: list[ast.AST] = [called] if called is not None else []
     if isinstance(called, ast.Name):
-        assigned = event.module.index.within(event.module.body_around(event.node), ast.Assign)
-        named = (one for one in assigned if any(getattr(to, "id", "") == called.id for to in one.targets))
-        options += [one.value for one in named]
+        around = event.module.body_around(event.node)
+        options += [one.value for one in event.module.assigning(around, called.id)]
     for module, test in event.undecided:
         around = module.parents.get(test, test)
         arms = (around.body, around.orelse) if isinstance(around, ast.If) else ()
@@ -155,9 +146,7 @@ def _may_unwrap(event: Event) -> bool:
 
 
 def _matched(event: Event, forwards: list[Event]) -> bool:
-    """Return whether the other ranks run a forward too: the same line by another way, or the other arm of the same
-    test.
-    """
+    """Return whether the other ranks run a forward too: the same line by another way, or the test's other arm."""
     for other in forwards:
         if other is event or not other.ranks & ~event.ranks:
             continue

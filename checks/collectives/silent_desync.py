@@ -36,12 +36,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, RunRecord, Verdict
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP312",

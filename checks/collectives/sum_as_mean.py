@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
@@ -46,10 +46,8 @@ from ddpdoctor.source.queries.divergence import function_around, mentions, nodes
 from ddpdoctor.source.queries.shown_numbers import SHOWS, followers, is_number_of, number_kind
 from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
     from ddpdoctor.record.streams.collectives import SummedTotal
 
 CHECK = Check(

@@ -31,7 +31,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import ContextAround, Event
@@ -41,7 +41,6 @@ from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.queries.shell_commands import command_line
 from ddpdoctor.source.script.module import descend, last_name, origins_of
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 CHECK = Check(
@@ -85,8 +84,6 @@ _SENTENCES = {
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
-
-# Downloads and extractions that every rank does at once.
 
 _DATASETS = regex(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 # Data sets without `download=`; all of them keep their files in one directory unless they are given a root.

@@ -84,8 +84,6 @@ def methods(machine: Machine, owner: Value, name: str) -> Iterator[Function]:
         yield bound_to(method, owner)
 
 
-# Data sets that draw their items: what each item comes from, followed through `__getitem__`.
-
 _INDEX, _DRAW = "index", "draw"
 Origins = frozenset[str]
 """What a value comes from, or depends on by a condition: the index of the item, a draw."""

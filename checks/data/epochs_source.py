@@ -183,9 +183,7 @@ def _shuffles(sampler: Event) -> bool:
 
 
 def _samplers_with_epoch(projection: Projection) -> dict[int, int] | None:
-    """Return the numbers of the samplers that get their epoch, with the ranks that tell it; None when a call cannot be
-    assigned to one.
-    """
+    """Return the samplers that get their epoch, by the ranks that tell it; None when a call fits no one sampler."""
     told: dict[int, int] = {}
     walked: set[ast.AST] = set()
     for event in projection.events:

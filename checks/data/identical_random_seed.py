@@ -34,7 +34,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.drawn_items_source import DRAWS, called, callees, draws_its_items, held, methods
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.files import regex
@@ -56,7 +56,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.module import Module, descend, made_from
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
 
 CHECK = Check(
@@ -90,8 +90,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
 
-
-# Random augmentation in data sets, and whether all ranks draw the same numbers for it.
 
 _LIBRARIES = get_args(Library)
 # Draws of a step that give each sample something of its own; one order for all ranks does no harm.

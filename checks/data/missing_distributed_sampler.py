@@ -36,7 +36,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.epochs_source import (
     DEAL_OUT,
     OF_TORCH,
@@ -63,7 +63,6 @@ from ddpdoctor.source.queries.training_loops import (
     is_map_style,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(
@@ -345,9 +344,7 @@ def _is_set_by_rank(projection: Projection, module: Module, reader: str) -> bool
 
 
 def alike_streams(projection: Projection) -> Iterator[tuple[Feeding, bool]]:
-    """Loaders over an IterableDataset of the project that hands every rank the same items, once each; with whether it
-    divides them by worker.
-    """
+    """Loaders over a stream that hands every rank the same items, once each; whether it divides them by worker."""
     from ddpdoctor.checks.data.workers_source import divides_by_worker_alone, is_stream
 
     machine = projection.machine

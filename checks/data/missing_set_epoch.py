@@ -31,14 +31,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, Script, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import KEPT_COPIES, ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope, last_name
-from ddpdoctor.source.script.script import Script
 
 # The fix of a sampler that is never told the epoch.
 
@@ -103,9 +102,7 @@ def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
 
 
 def _precedes(module: Module, statement: ast.stmt, loop: ast.For) -> bool:
-    """Return whether the statement stands in the same list of statements as the loop or something around it, and
-    above.
-    """
+    """Return whether the statement stands above the loop, or what is around it, in the same list of statements."""
     around = {loop, *module.ancestors(loop)}
     parent = module.parents.get(statement)
     for name in ("body", "orelse", "finalbody"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
+from ddpdoctor.check import Verdict
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
@@ -18,52 +17,21 @@ from ddpdoctor.source.script.script import says
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 # Functions that make a tensor or an array of numbers.
-_MAKES_TENSOR = frozenset(
-    {
-        "tensor",
-        "as_tensor",
-        "from_numpy",
-        "array",
-        "asarray",
-        "one_hot",
-        "fromiter",
-        "LongTensor",
-        "IntTensor",
-        "Tensor",
-    }
-)
+_MAKES_TENSOR = frozenset({
+    "tensor", "as_tensor", "from_numpy", "array", "asarray", "one_hot", "fromiter", "LongTensor", "IntTensor",
+    "Tensor",
+})  # fmt: skip
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEPEST = 6
 # Expressions that hold a number, or are made of one, and go where they go; and those that make a bucket of it.
 _HANDS_ON = (
-    ast.Tuple,
-    ast.List,
-    ast.ListComp,
-    ast.GeneratorExp,
-    ast.IfExp,
-    ast.UnaryOp,
-    ast.BinOp,
-    ast.BoolOp,
-    ast.keyword,
-)
+    ast.Tuple, ast.List, ast.ListComp, ast.GeneratorExp, ast.IfExp, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.keyword,
+)  # fmt: skip
 _PARTS = (ast.Mod, ast.BitAnd, ast.Div, ast.FloorDiv, ast.RShift)
 _Use = tuple[Module, ast.AST]
 
 
-class Numbering(msgspec.Struct, frozen=True, eq=False):
-    """Numbers that stand for the items of a set in its order, and a place where they become data of a model."""
-
-    module: Module
-    node: ast.AST
-    """What gives the numbers."""
-    order: ast.expr
-    use: tuple[Module, ast.AST]
-    wrap: Event
-    salted: bool = False
-    """It is a hash of a text, or an address."""
-
-
-def numbered_apart(projection: Projection) -> Iterator[Numbering]:
+def numbered_apart(projection: Projection) -> Iterator[Verdict]:
     """Yield what is numbered in a set's order, or by a hash, once each, in a script whose ranks train with DDP."""
     wrap = next(projection.in_course("wrap"), None)
     if wrap is None or fixes_order(projection.machine.script):
@@ -79,13 +47,33 @@ def numbered_apart(projection: Projection) -> Iterator[Numbering]:
             found = finder.numbering(module, container, is_list=isinstance(number, ast.Call) and _asks_index(number))
             if found is not None and found[1] not in seen and not _is_of_some_ranks(*found[:2]):
                 seen.add(found[1])
-                yield Numbering(*found, (module, number), wrap)
+                yield _numbered(*found, (module, number), wrap)
         for call in (*module.calls_by_name.get("hash", ()), *module.calls_by_name.get("id", ())):
             if isinstance(call.func, ast.Name) and call.func.id not in own and finder.is_salted(module, call):
                 by_rank = text_hints_at_ranks(ast.unparse(call)) or _is_of_some_ranks(module, call)
                 use = None if by_rank else finder.decided(module, call)
                 if use is not None:
-                    yield Numbering(module, call, call, use, wrap, salted=True)
+                    yield _numbered(module, call, call, use, wrap, salted=True)
+
+
+def _numbered(home: Module, node: ast.AST, order: ast.expr, use: _Use, wrap: Event, *, salted: bool = False) -> Verdict:
+    """Return that the numbers which a node gives, in a set's order or ``salted`` as hashes, decide data where used."""
+    module, number = use
+    made = home.excerpt(order, 60)
+    of_set = f"a number stands for another item on each rank: `{made}` is in the order of a set, which differs between"
+    of_hash = f"`{made}` is another number in every process: hashes of texts are salted, and addresses differ"
+    does = "is decided by it" if salted else "puts the number into the data of this rank"
+    return Verdict(
+        sentence=of_hash if salted else f"{of_set} processes",
+        remedy="Use a hash that is the same in every process, such as zlib.crc32(text.encode())."
+        if salted
+        else "Number the items in sorted order: sorted(...) of the set, on every rank.",
+        locations=(home.location(node), module.location(number)),
+        because=(
+            (f"`{module.excerpt(number, 60)}` {does}", module.location(number)),
+            ("DDP averages what the ranks learn of one number", wrap.location),
+        ),
+    )
 
 
 def _numbers_asked(module: Module) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, Statistic
 from ddpdoctor.source.interpreter.attributes import class_attribute
@@ -39,7 +39,6 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, V
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.rank_local_values import statistics_in
 from ddpdoctor.source.script.module import descend
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP110",

@@ -33,9 +33,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -43,7 +42,6 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
-    ExternalObject,
     PerRank,
     Value,
     constant,
@@ -55,13 +53,10 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, calls_any, makes_sets
+from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.script import calls_any, makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.data.numbering_source import Numbering
 
 CHECK = Check(
     code="DDP108",
@@ -80,21 +75,16 @@ def in_source(script: Script) -> Iterator[Finding]:
     if makes_sets(script) or calls_any(script, ("hash", "id")):
         from ddpdoctor.checks.data.numbering_source import numbered_apart
 
-        yield from CHECK.suspected(map(_of_numbering, numbered_apart(projection)))
+        yield from CHECK.suspected(numbered_apart(projection))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
-
-
-# Data sets that differ between ranks although one sampler, or an Accelerator, divides them.
 
 
 _PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
 _WHOLE = "Give the loader the whole data set: the framework gives each rank its part."
 NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."
 _SEED = "Seed every rank with the same number before the data set is built."
-_SORT = "Number the items in sorted order: sorted(...) of the set, on every rank."
-_STABLE = "Use a hash that is the same in every process, such as zlib.crc32(text.encode())."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
 
 
@@ -125,23 +115,6 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
             if shuffle is not None:
                 seen.add(loader.node)
                 yield _differs(loader, _SHUFFLE, shuffle)
-
-
-def _of_numbering(found: Numbering) -> Verdict:
-    module, number = found.use
-    made = found.module.excerpt(found.order, 60)
-    of_set = f"a number stands for another item on each rank: `{made}` is in the order of a set, which differs between"
-    of_hash = f"`{made}` is another number in every process: hashes of texts are salted, and addresses differ"
-    does = "is decided by it" if found.salted else "puts the number into the data of this rank"
-    return Verdict(
-        sentence=of_hash if found.salted else f"{of_set} processes",
-        remedy=_STABLE if found.salted else _SORT,
-        locations=(found.module.location(found.node), module.location(number)),
-        because=(
-            (f"`{module.excerpt(number, 60)}` {does}", module.location(number)),
-            ("DDP averages what the ranks learn of one number", found.wrap.location),
-        ),
-    )
 
 
 def _differs(
@@ -206,7 +179,7 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
     draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
         return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
-    made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
+    made = projection.machine.object(dataset)
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
     if takes_own_part(projection.machine, dataset, cut=True):
@@ -229,24 +202,16 @@ def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | Non
 
 
 def _by_rank(projection: Projection, made: Event) -> bool:
-    """Return whether the indices of a subset are computed from the rank in its own construction or one assignment
-    before.
-    """
+    """Return whether the indices of a subset are computed from the rank where it is built, or one assignment before."""
     indices = made.argument("indices", 1)
     if indices is None or not is_varying(indices) or (isinstance(indices, PerRank) and is_guessed(indices)):
         return False
     if not isinstance(made.node, ast.Call):
         return False
     names = {node.id for node in descend(made.node) if isinstance(node, ast.Name)}
-    texts: list[ast.AST] = [made.node, *_assigned(made.module, names)]
+    texts: list[ast.AST] = [made.node, *(one.value for one in made.module.assigning(made.module.tree, *names))]
     ranks = rank_names(projection.machine.store)
     return any(_speaks_of_rank(node, ranks) for text in texts for node in descend(text))
-
-
-def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
-    for node in module.index.of(ast.Assign):
-        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
-            yield node.value
 
 
 def _speaks_of_rank(node: ast.AST, ranks: frozenset[str]) -> bool:

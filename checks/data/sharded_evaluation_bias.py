@@ -34,19 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.training_loops import (
-    division,
-    evaluating_forwards,
-    feedings,
-    is_averaged,
-    only_loader,
-)
-from ddpdoctor.source.script.script import Script, calls_any
+from ddpdoctor.source.queries.training_loops import division, evaluating_forwards, feedings, is_averaged, only_loader
+from ddpdoctor.source.script.script import calls_any
 from ddpdoctor.source.vocabulary import PART_GATHERS
 
 CHECK = Check(
@@ -116,9 +110,6 @@ def _of_gathered(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_evaluations", "", REMEDIES)
 
 
-# Evaluation that every rank does over the whole data set.
-
-
 def repeated_evaluations(projection: Projection) -> Iterator[tuple[LoopAround, Event]]:
     """Loops without gradients in which every rank runs the model over the same samples, each once, with the loader."""
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
@@ -138,8 +129,6 @@ def repeated_evaluations(projection: Projection) -> Iterator[tuple[LoopAround, E
 
 
 def _is_whole(projection: Projection, loop: LoopAround) -> bool:
-    """Return whether a loop goes over the whole data set, this time: what is left by a divided one is done by all
-    ranks.
-    """
+    """Return whether a loop goes over the whole data set: what a divided one leaves is done by all ranks."""
     loader = only_loader(projection, loop)
     return loader is not None and division(projection.machine, loader) == "whole"

@@ -36,9 +36,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -59,10 +58,6 @@ from ddpdoctor.source.queries.training_loops import by_shards, feedings, through
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP103",
@@ -116,8 +111,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "rank got the same number",
         )
 
-
-# Training loops over data that was divided by rank in parts that need not be equal.
 
 WORLD_SIZES = (2, 4, 8)
 """Numbers of ranks that a known number of items is divided by, to see whether it matters."""
@@ -226,9 +219,7 @@ def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
 
 
 def _part_of(machine: Machine, value: Value) -> Part | None:
-    """Return the part that a data set, a sampler or what a loop goes over is; None when it is none, or may be
-    another.
-    """
+    """Return the part that a data set, a sampler or a loop's iterable is; None when it is none, or may be another."""
     if isinstance(value, Instance):
         return _part_of_instance(machine, value)
     made = machine.object(value)
@@ -293,9 +284,7 @@ def _is_bare(iterable: Value) -> bool:
 
 
 def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
-    """Return whether every rank goes through a loop as long as its own data lasts, and waits for the others in each
-    turn.
-    """
+    """Return whether every rank goes on as long as its own data lasts, and waits for the others in each turn."""
     if backward.ranks != ALL_RANKS or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
         return False
     if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in _JOINS for around in backward.contexts):
@@ -324,9 +313,7 @@ def _evened_out(machine: Machine, part: Part, *modules: Module) -> bool:
 
 
 def _batches(part: Part, loader: Event) -> tuple[int, int, int] | None:
-    """Return the first of some numbers of ranks that a known number of items gives different numbers of batches
-    with.
-    """
+    """Return the first of some numbers of ranks with which a known number of items gives unequal batches."""
     size = loader.argument("batch_size", 1) or Const(1)
     if part.items is None or not isinstance(size, Const) or not isinstance(size.value, int) or size.value < 1:
         return None

@@ -34,7 +34,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.events import Event
@@ -53,7 +53,6 @@ from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_t
 from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS
 from ddpdoctor.source.vocabulary import SEEDING
 

@@ -51,10 +51,7 @@ _BEHIND: Mapping[str, tuple[str, str]] = {
         "NCCL found itself in an impossible state, usually because the ranks run different versions of it",
         "Compare `torch.cuda.nccl.version()` and the drivers of all nodes; set NCCL_DEBUG=WARN.",
     ),
-    "invalid argument": (
-        "NCCL was given an invalid argument",
-        "Set NCCL_DEBUG=WARN, which prints the argument.",
-    ),
+    "invalid argument": ("NCCL was given an invalid argument", "Set NCCL_DEBUG=WARN, which prints the argument."),
     "invalid usage": (
         "the ranks use NCCL in an invalid way",
         "Set NCCL_DEBUG=WARN, which prints the reason; give every rank its own GPU.",

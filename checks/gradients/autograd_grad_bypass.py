@@ -29,16 +29,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script
 from ddpdoctor.checks.gradients.unreduced_gradients_source import unreduced_gradients
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP220",

@@ -29,11 +29,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_PARALLEL
 
 CHECK = Check(
@@ -58,8 +57,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             severity=None if trains else Severity.ADVICE,
         )
 
-
-# Where a script wraps a model in `nn.DataParallel` and has no DDP beside it.
 
 # What is better: a script that calls one of them has its DataParallel for another way to be started.
 _BETTER = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "deepspeed.initialize")

@@ -42,9 +42,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, TooLittleEvidence, Via
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
@@ -75,7 +74,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     value_of_root,
 )
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
     CHANGED,
     GROUP_SETTINGS,
@@ -84,9 +83,6 @@ from ddpdoctor.source.torch_model.recorded_calls import (
     differ_by_rank,
     is_in_place,
 )
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP208",
@@ -165,8 +161,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     by_hand = (*hand_kept_replicas(record), *sharded_replicas(record))
     yield from CHECK.judged(record.job.kind, (*of_wraps, *by_hand, *by_plateaus))
 
-
-# State of the training that ranks change apart: by a loss of their own, or on some ranks only.
 
 OWN_PLATEAU = (
     "each rank lowers its learning rate by its own loss: "
@@ -351,9 +345,7 @@ def _is_trained_after(projection: Projection, event: Event) -> bool:
 
 
 def _what(projection: Projection, event: Event) -> str:
-    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what is not certainly
-    theirs.
-    """
+    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what may not be theirs."""
     options = list(options_of(event.receiver)) if event.receiver is not None else []
     if event.name in ("requires_grad_", SET_REQUIRES_GRAD):
         return "freeze" if _is_replicated(projection, event) else ""

@@ -91,9 +91,7 @@ def _loads(record: RunRecord) -> Iterator[tuple[tuple[int, ...], Verdict]]:
 
 
 def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
-    """Return whether parameters that were equal after the first step differ after a later one, on averaged
-    gradients.
-    """
+    """Return whether parameters that were equal after the first step differ later, on averaged gradients."""
     unaveraged_wraps = {reason.wrap for reason in unaveraged(record)}
     for members in judged_wraps(record):
         wrap, ranks = members[min(members)].wrap, tuple(members)
@@ -312,10 +310,7 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
                     {"steps": len(steps), "parameters": unequal, "compared": first.compared},
                 ),
                 ("this step uses them", site_location(record.site(first.steps[ranks[0]].site))),
-                (
-                    "this loader gives every rank its own part of the data",
-                    site_location(record.site(sharding[0].site)),
-                ),
+                ("this loader gives every rank its own part of the data", site_location(record.site(sharding[0].site))),
             ),
         )
 
@@ -404,9 +399,7 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
 
 
 def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
-    """Yield the optimizers that the ranks step with the same gradients, averaged by their own code, on parameters that
-    are not the same.
-    """
+    """Yield optimizers that step with gradients averaged by the script on parameters that are not the same."""
     ranks = record.rank_numbers()
     for moment in kept_by_hand(record):
         made = [one for one in record.made_parameters if one.rank == min(ranks) and one.optimizer == moment.optimizer]

@@ -31,9 +31,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import AVERAGING, Check, Verdict
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.checks.gradients.missing_ddp_wrap import bypassing_forwards
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
@@ -41,10 +40,6 @@ from ddpdoctor.source.interpreter.values import SequenceValue
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand, ddp_objects, training_events
 from ddpdoctor.source.script.module import descend
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP207",

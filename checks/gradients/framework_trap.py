@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.diverged_replicas import PLATEAU
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -43,9 +43,10 @@ from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, 
 from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.queries.rank_logging import is_local
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.vocabulary import DATA_LOADER, FABRICS
 
 CHECK = Check(
@@ -67,13 +68,9 @@ _HOROVOD = "horovod.torch.DistributedOptimizer"
 # Accelerate and Fabric.
 
 
-def _accelerators(projection: Projection) -> list[Event]:
-    return [event for event in projection.in_course("call") if event.name == ACCELERATOR]
-
-
 def _steps_often(projection: Projection) -> bool:
     """Return whether a prepared scheduler makes a step for each process."""
-    made = _accelerators(projection)
+    made = list(noted(projection, ACCELERATOR))
     own = {"step_scheduler_with_optimizer", "split_batches", "dataloader_config"}
     return bool(made) and all(one.complete and own.isdisjoint(one.named) for one in made)
 
@@ -159,14 +156,14 @@ def _prepared_names(body: ast.AST) -> Mapping[str, int]:
 
 def _is_scaled(projection: Projection) -> bool:
     """Return whether the framework multiplies losses by the scale of float16."""
-    made = [event for event in projection.in_course("call") if event.name == ACCELERATOR or event.name in FABRICS]
+    made = noted(projection, ACCELERATOR, *FABRICS)
     asked = {constant(one.named.get(name, NONE)) for one in made for name in ("mixed_precision", "precision")}
     return not asked.isdisjoint({"fp16", "16-mixed"}) and not uses_any(projection.machine.script, {"GradScaler"})
 
 
 def _accumulates(projection: Projection, event: Event) -> bool:
     """Return whether it happens under ``accumulate`` of an Accelerator that has more than one step to gather."""
-    steps = [one.named.get("gradient_accumulation_steps") for one in _accelerators(projection)]
+    steps = [one.named.get("gradient_accumulation_steps") for one in noted(projection, ACCELERATOR)]
     several = any(one is not None and constant(one) not in (1, None) for one in steps)
     return several and any(last_name(getattr(one.node, "func", one.node)) == "accumulate" for one in event.contexts)
 
@@ -211,7 +208,7 @@ def _is_count(projection: Projection, divisor: ast.expr) -> bool:
     """Return whether a loss is divided by the number of accumulation steps, by its name or its value."""
     if "accum" in ast.unparse(divisor).lower():
         return True
-    steps = [constant(one.named.get("gradient_accumulation_steps", NONE)) for one in _accelerators(projection)]
+    steps = [constant(one.named.get("gradient_accumulation_steps", NONE)) for one in noted(projection, ACCELERATOR)]
     return isinstance(divisor, ast.Constant) and divisor.value in steps
 
 
@@ -222,9 +219,7 @@ def scaled_clips(projection: Projection) -> Iterator[Place]:
 
 
 def _clips(projection: Projection) -> Iterator[Place]:
-    for event in projection.in_course("call"):
-        if event.name in _CLIPS:
-            yield event.module, event.node
+    return ((event.module, event.node) for event in noted(projection, *_CLIPS))
 
 
 def unprepared_optimizers(projection: Projection) -> Iterator[Place]:
@@ -256,8 +251,7 @@ def _prepares_unread(projection: Projection) -> bool:
 def undivided_loaders(projection: Projection) -> Iterator[Place]:
     """Yield loaders of batches that train a model which a framework wraps, and which it was not given to divide."""
     machine = projection.machine
-    framework = any(event.name == ACCELERATOR or event.name in FABRICS for event in projection.in_course("call"))
-    framework = framework and not _prepares_unread(projection)
+    framework = any(noted(projection, ACCELERATOR, *FABRICS)) and not _prepares_unread(projection)
     for event in projection.in_course("backward") if framework else ():
         for loop in event.loops:
             for one in options_of(loop.iterable):
@@ -278,16 +272,15 @@ def undivided_loaders(projection: Projection) -> Iterator[Place]:
 # Lightning.
 
 
-def _trainers(projection: Projection) -> list[Event]:
-    made = [event for event in projection.in_course("call") if event.name in TRAINERS]
-    return [one for one in made if has_several(projection.machine, one)]
+def _modules(projection: Projection) -> tuple[Module, ...]:
+    """Return the modules of a script with a Trainer of several ranks; none of another script."""
+    several = any(has_several(projection.machine, one) for one in noted(projection, *TRAINERS))
+    return projection.machine.script.modules if several else ()
 
 
 def state_of_one_rank(projection: Projection) -> Iterator[Place]:
     """Yield what ``prepare_data`` leaves on the object for methods that run on every rank."""
-    if not _trainers(projection):
-        return
-    for module in projection.machine.script.modules:
+    for module in _modules(projection):
         for cls in module.index.of(ast.ClassDef):
             methods = {one.name: one for one in cls.body if isinstance(one, ast.FunctionDef)}
             prepares = methods.pop("prepare_data", None)
@@ -312,9 +305,7 @@ def _is_own(node: ast.AST, context: type) -> bool:
 
 def values_of_one_rank(projection: Projection) -> Iterator[Place]:
     """Yield where the value of a function is used that ``rank_zero_only`` guards."""
-    if not _trainers(projection):
-        return
-    for module in projection.machine.script.modules:
+    for module in _modules(projection):
         functions = {
             one.name
             for one in module.index.of(ast.FunctionDef)
@@ -382,7 +373,7 @@ def own_monitors(projection: Projection) -> Iterator[Place]:
 def monitors_of_one_rank(projection: Projection) -> Iterator[Place]:
     """Yield where only rank 0 logs a value that is monitored."""
     names = _monitored(projection, by_schedule=False) | _monitored(projection, by_schedule=True)
-    for module in projection.machine.script.modules if names and _trainers(projection) else ():
+    for module in _modules(projection) if names else ():
         for call in module.index.of(ast.Call):
             only = any(
                 one.arg == "rank_zero_only" and getattr(one.value, "value", False) is True for one in call.keywords
@@ -394,9 +385,7 @@ def monitors_of_one_rank(projection: Projection) -> Iterator[Place]:
 
 def undivided_lengths(projection: Projection) -> Iterator[Place]:
     """Yield schedulers whose length is that of a loader which the Trainer divides later."""
-    if not _trainers(projection):
-        return
-    for module in projection.machine.script.modules:
+    for module in _modules(projection):
         for function in module.index.of(ast.FunctionDef):
             if function.name != "configure_optimizers":
                 continue
@@ -419,7 +408,7 @@ def undivided_lengths(projection: Projection) -> Iterator[Place]:
 
 def clips_of_shards(projection: Projection) -> Iterator[Place]:
     """Yield where the shards of FSDP are clipped by their own norms."""
-    wraps = [event for event in projection.in_course("call") if event.name == _FSDP]
+    wraps = list(noted(projection, _FSDP))
     if wraps and all(one.complete and "sharding_strategy" not in one.named for one in wraps):
         yield from _clips(projection)
 
@@ -429,15 +418,14 @@ def unequal_starts(projection: Projection) -> Iterator[Place]:
     alike = {"broadcast_parameters", "broadcast_object", "broadcast_", "broadcast", "manual_seed", "load_state_dict"}
     alike |= {"from_pretrained", "seed_everything", "broadcast_optimizer_state"}
     if not uses_any(projection.machine.script, alike):
-        for event in projection.in_course("call"):
-            if event.name == _HOROVOD:
-                yield event.module, event.node
+        yield from ((event.module, event.node) for event in noted(projection, _HOROVOD))
 
 
 def clips_before_reduction(projection: Projection) -> Iterator[Place]:
     """Yield where gradients are clipped that Horovod may still reduce."""
-    made = any(event.name == _HOROVOD for event in projection.in_course("call"))
-    if made and not uses_any(projection.machine.script, {"synchronize", "skip_synchronize"}):
+    if any(noted(projection, _HOROVOD)) and not uses_any(
+        projection.machine.script, {"synchronize", "skip_synchronize"}
+    ):
         yield from _clips(projection)
 
 
@@ -456,10 +444,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for trap in TRAPS:
         for module, node in dict.fromkeys(trap.find(projection)):
             yield CHECK.finding(
-                trap.title,
-                remedy=trap.remedy,
-                locations=(module.location(node),),
-                severity=trap.severity,
+                trap.title, remedy=trap.remedy, locations=(module.location(node),), severity=trap.severity
             )
 
 

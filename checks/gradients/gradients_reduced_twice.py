@@ -30,14 +30,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, NONE
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.wrapped_models import ddp_objects, innermost_loop, training_events, wrap_numbers
 from ddpdoctor.source.script.module import descend, last_name, origins_of
-from ddpdoctor.source.script.script import Script
 
 # Functions and methods that make a norm of gradients, or a summand of one.
 _NORMS = frozenset({"norm", "vector_norm", "square", "pow", "get_total_norm"})

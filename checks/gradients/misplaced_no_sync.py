@@ -29,11 +29,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
@@ -49,10 +48,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, uses_part
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source.script.script import uses_part
 
 CHECK = Check(
     code="DDP217",
@@ -96,8 +92,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             severity=Severity.WARNING,
         )
 
-
-# Where gradients stay without synchronisation and steps are taken.
 
 PERIOD = 4
 """Value that a divisor is tried with when it is no number."""
@@ -200,11 +194,7 @@ def _resolved(module: Module, node: ast.expr) -> ast.expr:
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else node
         if not isinstance(inner, ast.Name):
             return node
-        values = [
-            entry.value
-            for entry in module.index.of(ast.Assign)
-            if any(isinstance(t, ast.Name) and t.id == inner.id for t in entry.targets)
-        ]
+        values = [entry.value for entry in module.assigning(module.tree, inner.id)]
         if len(values) != 1:
             return node
         node = ast.UnaryOp(ast.Not(), values[0]) if inner is not node else values[0]
@@ -221,9 +211,7 @@ def settings_of(projection: Projection, number: int) -> list[Event]:
 
 
 def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Event]) -> Event | None:
-    """Return the only place that speaks of the attribute, when it assigns ``False`` under no condition before all
-    forwards.
-    """
+    """Return the only place that speaks of the attribute, if it assigns ``False`` unguarded before all forwards."""
     mentions = sum(node.attr == ATTRIBUTE for module in script.modules for node in module.index.of(ast.Attribute))
     if len(settings) != 1 or mentions != 1 or settings[0].undecided or test_around(settings[0]) is not None:
         return None
@@ -275,9 +263,7 @@ def late_in_own_loop(settings: Sequence[Event], forwards: Sequence[Event], step:
 
 
 def test_around(event: Event) -> ast.expr | None:
-    """Return the condition of the innermost ``if`` around an event in its function and loop, turned round in
-    ``else``.
-    """
+    """Return the condition of the innermost ``if`` around an event in its function and loop, inverted in ``else``."""
     below: ast.AST = event.node
     for around in event.module.ancestors(event.node):
         if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
@@ -289,9 +275,7 @@ def test_around(event: Event) -> ast.expr | None:
 
 
 def _off_when(settings: Sequence[Event]) -> ast.expr | None:
-    """Return the condition under which synchronisation is off after some assignments; None when it is not that
-    simple.
-    """
+    """Return when synchronisation is off after some assignments; None when it is not that simple."""
     off: ast.expr = _NEVER
     for event in settings:
         new, test = _off_by(event), test_around(event)
@@ -442,12 +426,7 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
 
 def _only_assignment(module: Module, name: str) -> ast.expr | None:
     """Return the only value assigned to a name that may be ``no_sync``."""
-    values = [
-        node.value
-        for node in module.index.of(ast.Assign)
-        if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-        and any(map(_is_no_sync, descend(node.value)))
-    ]
+    values = [one.value for one in module.assigning(module.tree, name) if any(map(_is_no_sync, descend(one.value)))]
     return values[0] if len(values) == 1 else None
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
@@ -49,7 +49,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, made_from
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP
 
 CHECK = Check(
@@ -66,39 +66,17 @@ CHECK = Check(
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
 
-# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
+# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP. In `_composable`
+# torch keeps replicate, which wraps in place.
 _OTHER_WRAPPERS = (
-    "FullyShardedDataParallel",
-    "fully_shard",
-    "FSDP",
-    "_composable",  # Where torch keeps replicate, which wraps in place.
-    "Accelerator",
-    "parallelize_module",
-    "distribute_tensor",
-    "rpc_async",
-    "pipelining",
-    "ZeroRedundancy",
-    "average_parameters",
-)
+    "FullyShardedDataParallel", "fully_shard", "FSDP", "_composable", "Accelerator", "parallelize_module",
+    "distribute_tensor", "rpc_async", "pipelining", "ZeroRedundancy", "average_parameters",
+)  # fmt: skip
 # Wrap or average where they are imported; a comment that names the source of a helper means nothing.
 _OTHER_LIBRARIES = (
-    "deepspeed",
-    "horovod",
-    "apex.parallel",
-    "accelerate",
-    "lightning",
-    "fairscale",
-    "bagua",
-    "colossalai",
-    "megatron",
-    "smdistributed",
-    "torch_xla",
-    "mmengine",
-    "mmcv",
-    "ignite",
-    "fastai",
-    "composer",
-)
+    "deepspeed", "horovod", "apex.parallel", "accelerate", "lightning", "fairscale", "bagua", "colossalai", "megatron",
+    "smdistributed", "torch_xla", "mmengine", "mmcv", "ignite", "fastai", "composer",
+)  # fmt: skip
 # They make plain modules: none of them wraps its model for several ranks.
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
@@ -170,9 +148,7 @@ def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
 
 
 def _uses(step: Event, backward: Event) -> bool:
-    """Return whether a step may use the gradients of a backward: those for a picture of what a model looks at go
-    nowhere.
-    """
+    """Return whether a step may use the gradients of a backward: those for a picture of what it looks at go nowhere."""
     loop = innermost_loop(step)
     return loop is innermost_loop(backward) or (step.function == backward.function and loop in loop_nodes(backward))
 
@@ -188,9 +164,7 @@ def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, i
 
 
 def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
-    """Return whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed
-    up.
-    """
+    """Return whether a DDP forward that records gradients is in the same loop, as of a loss that is summed up."""
     loop = innermost_loop(backward)
     return any(event.gradients and innermost_loop(event) is loop for event in projection.in_course("ddp-forward"))
 
@@ -257,17 +231,16 @@ def _made_by_known_library(module: Module, optimizer: Event) -> bool:
     models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in _PARAMETERS]
     names = {node.id for model in models for node in descend(model) if isinstance(node, ast.Name)}
     found = False
-    for node in module.index.of(ast.Assign):
-        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
-            head = node.value
-            while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
-                if module.resolve(head.func).startswith(_KNOWN_MAKERS):
-                    found = True
-                    break
-                head = head.func.value
-            else:
-                if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
-                    found = True
-                elif not isinstance(head, ast.Name) or head.id not in names:
-                    return False
+    for node in module.assigning(module.tree, *names):
+        head = node.value
+        while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
+            if module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                found = True
+                break
+            head = head.func.value
+        else:
+            if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                found = True
+            elif not isinstance(head, ast.Name) or head.id not in names:
+                return False
     return found

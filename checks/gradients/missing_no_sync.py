@@ -34,19 +34,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
-from ddpdoctor.source.interpreter.values import (
-    NO_CONTEXT,
-    NO_SYNC,
-    ExternalObject,
-    OneOf,
-    options_of,
-    tags_of,
-)
+from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.queries.wrapped_models import (
@@ -60,7 +53,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, all_once, descend
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -105,9 +98,6 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 
 in_run = CHECK.judged_by("checks.gradients.steps_run", "reductions", _REMEDY)
-
-
-# The suggestion to synchronise only the last backward of a gradient accumulation.
 
 
 def synchronise_once(projection: Projection, found: Accumulation, finding: Finding) -> Iterator[Fix]:
@@ -167,9 +157,7 @@ def _last_micro_step(found: Accumulation) -> ast.expr | None:
 
 
 def _block_of(module: Module, node: ast.AST) -> Sequence[ast.stmt]:
-    """Return the statements of the loop or function that a backward stands in, at the level of that loop or
-    function.
-    """
+    """Return the statements of the loop or function that a backward stands in, at the level of that one."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.For, ast.While)):
             return around.body
@@ -282,9 +270,7 @@ def _may_control(context: ContextAround) -> bool:
 
 
 def _is_accelerators(context: ContextAround) -> bool:
-    """Return whether a context manager takes the last micro-steps of an epoch for a whole step, as
-    ``accumulate(model)``.
-    """
+    """Return whether a context manager takes an epoch's last micro-steps for a whole step, as ``accumulate(model)``."""
     return ".accumulate(" in context.module.excerpt(context.node, 500)
 
 
@@ -388,15 +374,9 @@ def _follows_at_once(projection: Projection, backward: Event, step: Event) -> bo
 
 
 def _counts(backward: Event, condition: str) -> bool:
-    """Return whether a condition is a test by a remainder other than 1, a variable that holds one, or is named like
-    one.
-    """
+    """Return whether a condition tests a remainder other than 1, is a variable that holds one, or is named so."""
     if condition.isidentifier():
-        values = [
-            ast.unparse(node.value)
-            for node in backward.module.index.of(ast.Assign)
-            if any(isinstance(t, ast.Name) and t.id == condition for t in node.targets)
-        ]
+        values = [ast.unparse(one.value) for one in backward.module.assigning(backward.module.tree, condition)]
         named = not values and _COUNTING_NAME.search(condition) is not None
         return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())
     reached = _REACHES_COUNT.search(condition)

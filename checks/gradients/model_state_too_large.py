@@ -31,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.gradients.steps_run import ModelState
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP212",

@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import AVERAGING, Check, Verdict
+from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
@@ -59,11 +58,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP213",
@@ -143,20 +138,18 @@ _AFTER_WRAP = frozenset(
     | {"on_train_epoch_end", "on_validation_epoch_end", "on_validation_end"}
 )
 # fmt: off
-WRAPPER_ATTRIBUTES = frozenset(
-    {
-        "add_module", "apply", "bfloat16", "broadcast_buffers", "bucket_bytes_cap", "buffers", "children",
-        "compile", "cpu", "cuda", "device", "device_ids", "device_type", "dim", "double", "eval", "extra_repr",
-        "find_unused_parameters", "float", "forward", "get_buffer", "get_parameter", "get_submodule",
-        "gradient_as_bucket_view", "half", "join", "load_state_dict", "logger", "mixed_precision", "module",
-        "modules", "named_buffers", "named_children", "named_modules", "named_parameters", "no_sync",
-        "output_device", "parameters", "parameters_to_ignore", "process_group", "reducer",
-        "register_backward_hook", "register_buffer", "register_comm_hook", "register_forward_hook",
-        "register_forward_pre_hook", "register_full_backward_hook", "register_module", "register_parameter",
-        "require_backward_grad_sync", "require_forward_param_sync", "requires_grad_", "share_memory",
-        "state_dict", "static_graph", "to", "train", "training", "type", "will_sync_module_buffers", "zero_grad",
-    }
-)
+WRAPPER_ATTRIBUTES = frozenset({
+    "add_module", "apply", "bfloat16", "broadcast_buffers", "bucket_bytes_cap", "buffers", "children", "compile",
+    "cpu", "cuda", "device", "device_ids", "device_type", "dim", "double", "eval", "extra_repr",
+    "find_unused_parameters", "float", "forward", "get_buffer", "get_parameter", "get_submodule",
+    "gradient_as_bucket_view", "half", "join", "load_state_dict", "logger", "mixed_precision", "module", "modules",
+    "named_buffers", "named_children", "named_modules", "named_parameters", "no_sync", "output_device", "parameters",
+    "parameters_to_ignore", "process_group", "reducer", "register_backward_hook", "register_buffer",
+    "register_comm_hook", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+    "register_module", "register_parameter", "require_backward_grad_sync", "require_forward_param_sync",
+    "requires_grad_", "share_memory", "state_dict", "static_graph", "to", "train", "training", "type",
+    "will_sync_module_buffers", "zero_grad",
+})  # fmt: skip
 # fmt: on
 """Attributes that DDP objects have themselves."""
 

@@ -27,12 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, call_at, fix_of, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP202",
@@ -58,8 +57,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
 
-
-# The suggestion to stop searching for unused parameters.
 
 _OPTION = "find_unused_parameters"
 

@@ -34,12 +34,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, RunRecord, TooLittleEvidence
 from ddpdoctor.finding import Fact, Finding, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.training.nonfinite import Origin
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP231",

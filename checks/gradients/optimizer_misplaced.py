@@ -31,11 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.wrapped_models import misplaced_optimizers
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP206",

@@ -28,12 +28,8 @@ from ddpdoctor.source.vocabulary import OPTIMIZER
 
 # What one rank loaded may reach the others by these.
 _SHARES_STATE = (
-    "broadcast_object_list",
-    "scatter_object_list",
-    "scatter_full_optim",
-    "distribute_bn",
-    "broadcast_optimizer",
-)
+    "broadcast_object_list", "scatter_object_list", "scatter_full_optim", "distribute_bn", "broadcast_optimizer",
+)  # fmt: skip
 _KEPT_OUT = "this condition keeps the other ranks out"
 
 

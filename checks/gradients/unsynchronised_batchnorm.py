@@ -27,20 +27,16 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, RunRecord, Script, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP205",
@@ -81,8 +77,6 @@ def judge_layers(wrap: Location | None, loader: Location | None, layers: int, sa
         because=(text, loader, {"samples_per_rank": samples, "layers": layers}),
     )
 
-
-# BatchNorm in DDP models whose batch on each rank is small.
 
 """Samples a rank below which the statistics of a batch are known to hurt (Wu and He, Group Normalization, 2018)."""
 _BATCH_NORM = regex(r"torch\.nn\.BatchNorm\dd$")

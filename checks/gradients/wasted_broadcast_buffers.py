@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import constant_buffers
 
 CHECK = Check(
@@ -45,8 +44,6 @@ WARNING_BYTES = 1_000_000
 
 in_run = CHECK.judged_by("diagnosis.performance.traffic", "wasted_broadcasts", "", WARNING_BYTES)
 
-
-# Wraps whose DDP broadcasts buffers that nothing changes.
 
 BROADCAST_POSITION = 4
 """Position of ``broadcast_buffers`` among DDP's arguments."""

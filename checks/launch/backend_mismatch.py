@@ -34,13 +34,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_guessed, on_rank
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import function_around
 from ddpdoctor.source.queries.job_kind import (
     backend_of,
     depends_on_mode,
@@ -53,11 +54,8 @@ from ddpdoctor.source.queries.job_kind import (
 from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, uses_part
+from ddpdoctor.source.script.script import gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP505",
@@ -310,13 +308,8 @@ def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast
         return tensor if _is_cpu_factory(module, tensor) else None
     if not isinstance(tensor, ast.Name):
         return None
-    function = _function_around(module, call)
-    made = [
-        node.value
-        for node in module.index.within(function, ast.Assign)
-        if node.lineno < call.lineno
-        and any(isinstance(target, ast.Name) and target.id == tensor.id for target in node.targets)
-    ]
+    function = function_around(module, call)
+    made = [one.value for one in module.assigning(function, tensor.id) if one.lineno < call.lineno]
     whole = len(list(_assignments(function, tensor.id))) == len(made)
     on_cpu = [value for value in made if isinstance(value, ast.Call) and _is_cpu_factory(module, value)]
     last = made[-1] if made else None
@@ -328,13 +321,6 @@ def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast
 def _is_text(module: Module, value: ast.expr) -> bool:
     """Return whether a value is certainly no tensor: what ``socket`` or ``os`` gives."""
     return isinstance(value, ast.Call) and module.resolve(value.func).startswith(("socket.", "os.", "time."))
-
-
-def _function_around(module: Module, node: ast.AST) -> ast.AST:
-    for around in module.ancestors(node):
-        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return around
-    return module.tree
 
 
 def _assignments(function: ast.AST, name: str) -> Iterator[ast.AST]:

@@ -27,13 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, events_in
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import joins_by_framework
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES
 
 CHECK = Check(
@@ -53,14 +52,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{what} before init_process_group has created a process group",
             remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
             locations=event.location,
-            because=(
-                ("the group is made here", later.location),
-                ("this call chain leads to it before", event),
-            ),
+            because=(("the group is made here", later.location), ("this call chain leads to it before", event)),
         )
 
-
-# Collectives that come before the process group that they need.
 
 _NEED_GROUP = frozenset(name.removeprefix("torch.distributed.") for name in COLLECTIVES) - {"init_process_group"}
 

@@ -28,11 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.launch.device_choice_source import early_collectives
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP514",

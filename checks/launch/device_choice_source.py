@@ -17,29 +17,14 @@ from ddpdoctor.source.vocabulary import ACCELERATE_STATES
 # Each may give the process its GPU.
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
 # Collectives that bring no tensor of their own: NCCL takes the process's current device.
-_GUESSES = frozenset(
-    {
-        "barrier",
-        "monitored_barrier",
-        "all_gather_object",
-        "gather_object",
-        "broadcast_object_list",
-        "scatter_object_list",
-    }
-)
+_GUESSES = frozenset({
+    "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
+    "scatter_object_list",
+})  # fmt: skip
 # Functions that initialise CUDA, whatever they are called with.
-_INITIALISING = frozenset(
-    f"torch.cuda.{name}"
-    for name in (
-        "init",
-        "synchronize",
-        "current_device",
-        "get_device_name",
-        "get_device_properties",
-        "mem_get_info",
-        "empty_cache",
-    )
-)
+_INITIALISING = frozenset(f"torch.cuda.{name}" for name in (
+    "init", "synchronize", "current_device", "get_device_name", "get_device_properties", "mem_get_info", "empty_cache",
+))  # fmt: skip
 
 
 def unchosen_devices(projection: Projection) -> tuple[Event, ...]:

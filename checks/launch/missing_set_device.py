@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check, Script, Via
 from ddpdoctor.checks.launch.device_choice_source import (
     moves_before_accelerator,
     unchosen_devices,
@@ -37,7 +37,6 @@ from ddpdoctor.checks.launch.device_choice_source import (
 )
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP502",

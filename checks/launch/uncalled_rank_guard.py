@@ -29,12 +29,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Fix, after, fix_of
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module, all_once, descend, once
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
 CHECK = Check(

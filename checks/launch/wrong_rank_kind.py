@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
@@ -55,7 +55,6 @@ from ddpdoctor.source.queries.job_kind import is_single_node, keyword, names_ano
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import last_name, made_from
-from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import SPAWNERS
 
 CHECK = Check(
@@ -104,8 +103,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 in_run = CHECK.judged_by("diagnosis.failures", "wrong_index")
 
-
-# Global and local ranks in each other's place.
 
 _BEYOND_FIRST_NODE = sum(1 << rank for rank in RANKS if GLOBAL_RANK[rank] != LOCAL_RANK[rank])
 """Mask of the ranks whose local rank is another number."""

@@ -30,20 +30,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP517",
@@ -72,8 +68,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     )
     yield from CHECK.judged(record.job.kind, (verdict for _, verdict in wrong_ranks_in_run(record)), remedy)
 
-
-# DistributedSamplers that are reported another rank or another number of ranks than the process group has.
 
 # Right on one node, where there is a rank for each GPU, and wrong on two.
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})

@@ -37,13 +37,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.exposure import Exposure
     from ddpdoctor.diagnosis.performance.summary import Traffic
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP401",

@@ -33,11 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.speed.input_speed_source import slow_loaders
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP404",
@@ -56,7 +55,9 @@ _OF_STREAMS = frozenset({"IterableDataset", "sharding_filter", "split_by_node"})
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loaders without workers or pinned memory, and streams that are divided behind the work."""
     if any(_OF_STREAMS & module.words for module in script.modules):
-        yield from _late_splits(script)
+        from ddpdoctor.checks.speed.late_split_source import late_splits
+
+        yield from CHECK.suspected(late_splits(whole_projection(script)))
     for loader, has_no_workers in slow_loaders(whole_projection(script)):
         if has_no_workers:
             title = "this DataLoader has no worker processes: batches are loaded between the steps, while the GPU waits"
@@ -65,19 +66,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
         yield CHECK.finding(title, remedy=remedy, locations=loader.location)
-
-
-def _late_splits(script: Script) -> Iterator[Finding]:
-    from ddpdoctor.checks.speed.late_split_source import late_splits
-
-    for late in late_splits(whole_projection(script)):
-        title = "the share of a rank is taken behind the work: each rank does that for all items, and drops the others'"
-        remedy = (
-            "Take the share of what is cheap, such as `paths[rank::world_size]` or the indices, before the items are "
-            "loaded and transformed."
-        )
-        because = [(f"`{late.done}` is run for each item, before the test whose item it is", late.work)]
-        yield CHECK.finding(title, remedy=remedy, locations=(late.split, late.work), because=because)
 
 
 in_run = CHECK.judged_by("checks.speed.steps_run", "data_wait")

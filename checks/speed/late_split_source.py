@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
+from ddpdoctor.check import Verdict
 from ddpdoctor.checks.data.workers_source import reached_from
 from ddpdoctor.checks.speed.input_speed_source import is_work
 from ddpdoctor.finding import Location
@@ -21,16 +20,7 @@ _YIELDS = (ast.Yield, ast.YieldFrom)
 _COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp)
 
 
-class LateSplit(msgspec.Struct, frozen=True):
-    """A place where a rank throws away what it has made for the others."""
-
-    split: Location
-    work: Location
-    done: str
-    """The work as it is written."""
-
-
-def late_splits(projection: Projection) -> Iterator[LateSplit]:
+def late_splits(projection: Projection) -> Iterator[Verdict]:
     """Yield the late splits in the code of data sets that feed the training of a DDP model, each once."""
     store, modules = projection.machine.store, projection.machine.script.modules
     datasets = [
@@ -38,7 +28,7 @@ def late_splits(projection: Projection) -> Iterator[LateSplit]:
         for feeding in feedings(projection)
         for dataset in options_of(feeding.loader.argument("dataset", 0) or NONE)
     ]
-    found: dict[LateSplit, None] = {}
+    found: dict[Verdict, None] = {}
     for dataset in datasets:
         if isinstance(dataset, Instance):
             found |= dict.fromkeys(_Code(reached_from(projection, dataset).places, store).late_splits())
@@ -46,6 +36,21 @@ def late_splits(projection: Projection) -> Iterator[LateSplit]:
         places = tuple((module, module.tree) for module in modules)
         found |= dict.fromkeys(_Code(places, store).late_stages())
     yield from found
+
+
+def _late(split: Location, module: Module, work: ast.AST) -> Verdict:
+    place = module.location(work)
+    return Verdict(
+        sentence="the share of a rank is taken behind the work: each rank does that for all items, and drops the "
+        "others'",
+        remedy="Take the share of what is cheap, such as `paths[rank::world_size]` or the indices, before the items "
+        "are loaded and transformed.",
+        locations=(split, place),
+        because=(
+            f"`{module.excerpt(work)}` is run for each item, before the test whose item it is",
+            module.location(work),
+        ),
+    )
 
 
 class _Code:
@@ -62,22 +67,22 @@ class _Code:
             name: [(module, node) for node, module in found.items()] for name, found in functions.items()
         }
 
-    def late_splits(self) -> Iterator[LateSplit]:
+    def late_splits(self) -> Iterator[Verdict]:
         """Yield the splits by the number of an item behind the work."""
         for module, place in self._places:
             for split, source, before in self._splits(module, place):
                 work = next(self._of_each(module, before), None) or next(self._behind(module, source, set()), None)
                 if work is not None:
-                    yield LateSplit(module.location(split), work[0].location(work[1]), work[0].excerpt(work[1]))
+                    yield _late(module.location(split), *work)
 
-    def late_stages(self) -> Iterator[LateSplit]:
+    def late_stages(self) -> Iterator[Verdict]:
         """Yield the stages of pipelines that keep a rank's items, behind one that works on each."""
         for module, _ in self._places:
             for split, before in _stages(module):
                 for stage in before:
                     work = next(self._of_stage(module, stage), None)
                     if work is not None:
-                        yield LateSplit(module.location(split), work[0].location(work[1]), work[0].excerpt(work[1]))
+                        yield _late(module.location(split), *work)
                         break
 
     def _of_stage(self, module: Module, stage: ast.AST) -> Iterator[tuple[Module, ast.AST]]:

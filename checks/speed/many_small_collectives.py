@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import FALSE, constant
@@ -40,10 +39,6 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.wrapped_models import innermost_loop, wrap_numbers
 from ddpdoctor.source.script.module import descend, last_name, origins_of
-from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP411",

@@ -31,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Reason
+from ddpdoctor.check import Check, Reason, RunRecord
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.stragglers import Loss
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP403",

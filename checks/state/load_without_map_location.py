@@ -28,13 +28,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check, Script, Via
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, call_at, fix_of, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP602",

@@ -55,9 +55,7 @@ def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:
 
 
 def is_published(load: Event) -> bool:
-    """Return whether pretrained weights of a fixed name, or from a directory of such, are loaded: those that people
-    publish are mostly the CPU's.
-    """
+    """Return whether pretrained weights of a fixed name are loaded: those that people publish are mostly the CPU's."""
     path = constant(load.argument("f", 0) or NONE)
     told = (str(path), *load.conditions)
     if isinstance(path, str) and any("pretrain" in text for text in told):

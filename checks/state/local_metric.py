@@ -30,13 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.state.loads_source import callers
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, unreduced_logs
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP606",

@@ -33,17 +33,24 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
+import msgspec
+
+from ddpdoctor.check import Check, Script, Verdict
+from ddpdoctor.files import regex
+from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, is_varying, tags_of
 from ddpdoctor.source.libraries.sharding import SHARDS
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
-from ddpdoctor.source.queries.files import shared_saves
-from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.queries.files import FileUse, opened_to_write, reads, shared_saves
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
+from ddpdoctor.source.script.module import Module, functions_named, last_name
+from ddpdoctor.source.script.script import uses_part
 
 CHECK = Check(
     code="DDP609",
@@ -58,10 +65,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report saves of a rank's own part under a rank test, where nothing is gathered entry by entry; and files of each
     rank that some ranks read without writing theirs.
     """
-    yield from _of_own_files(script)
+    projection = whole_projection(script)
+    yield from CHECK.suspected(lone_files(projection))
     if uses_part(script, ("full_tensor",)):
         return
-    projection = whole_projection(script)
     for save in projection.in_course("save"):
         saved = save.argument("obj", 0)
         parts = {number for kind, number in tags_of(saved) if kind == SHARDS} if saved is not None else set()
@@ -91,15 +98,41 @@ _REMEDIES = (  # For the weights, and for the state of an optimizer.
 )
 
 
-def _of_own_files(script: Script) -> Iterator[Finding]:
-    from ddpdoctor.checks.state.own_files_source import lone_files
+RANK = "{rank}"
+"""In a name the place of the rank's number."""
+_NUMBERS = frozenset({"rank", "global_rank", "local_rank", "process_index", "get_rank", "get_global_rank"})
+# Placeholders of printf and of format.
+_PLACES = regex(r"%\d*[ds]|\{\w*(?::\w*)?\}")
+MOST_STEPS = 40
+"""Names, calls and attributes that are followed for one path."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-    for found in lone_files(whole_projection(script)):
-        write, read = found.write.event, found.read.event
-        guard = next((one for one in reversed(write.guards) if one.arm != ALL_RANKS), None)
+
+def lone_files(projection: Projection) -> Iterator[Verdict]:
+    """Yield the reads of files that are named by the rank and that some of the reading ranks never write."""
+    if not is_distributed(projection):
+        return
+    written: dict[str, list[FileUse]] = {}
+    for use in opened_to_write(projection):
+        if is_varying(use.path):
+            written.setdefault(name_of(projection, use), []).append(use)
+    seen: set[str] = set()
+    for use in reads(projection) if any(RANK in name for name in written) else ():
+        name = name_of(projection, use) if is_varying(use.path) else ""
+        uses = written.get(name, ())
+        without = use.event.ranks
+        for one in uses:
+            without &= ~one.event.ranks
+        if RANK not in name or not uses or not without or name in seen or _is_written_for(use, uses, without):
+            continue
+        if any(_may_be(name, other) and use.event.ranks & without for other in written for use in written[other]):
+            continue
+        seen.add(name)
+        write, read = uses[0].event, use.event
+        guard = next((around for around in reversed(write.guards) if around.arm != ALL_RANKS), None)
         readers = "every rank reads" if read.ranks == ALL_RANKS else f"{ranks_text(read.ranks)} read"
-        yield CHECK.finding(
-            f"{readers} a file of its own, `{found.name}`, and only {ranks_text(write.ranks)} "
+        yield Verdict(
+            sentence=f"{readers} a file of its own, `{name}`, and only {ranks_text(write.ranks)} "
             f"{'write' if write.ranks & (write.ranks - 1) else 'writes'} one: the others find none, or an old one",
             remedy="Let every rank write its own file, outside of the test of the rank; or let all ranks read that of "
             "rank 0, under a name without their numbers.",
@@ -107,3 +140,167 @@ def _of_own_files(script: Script) -> Iterator[Finding]:
             because=(("it is written here", write), ("it is read here", read)),
             severity=Severity.WARNING,
         )
+
+
+def _is_written_for(read: FileUse, writes: Sequence[FileUse], without: int) -> bool:
+    """Return whether some rank writes the very files that the others read: names that several ranks share."""
+    if not isinstance(read.path, PerRank) or not all(isinstance(one, Const) for one in read.path.values):
+        return False
+    made = {
+        write.path.values[rank]
+        for write in writes
+        if isinstance(write.path, PerRank)
+        for rank in numbers_in(write.event.ranks)
+    }
+    return any(read.path.values[rank] in made for rank in numbers_in(without))
+
+
+def _may_be(name: str, other: str) -> bool:
+    """Return whether the name of another file, which was not followed to its end, may be this one."""
+    own, unknown = (one.rpartition("/")[2] for one in (name, other))
+    open_ended = not other or "{" in unknown.replace(RANK, "")
+    return name != other and open_ended and (not other or own.rpartition(".")[2] == unknown.rpartition(".")[2])
+
+
+def name_of(projection: Projection, use: FileUse) -> str:
+    """Return how the code makes the path of a file, as far as it can be followed: texts, and names in braces."""
+    if use.node is None:
+        return ""
+    return _Names(projection.machine.script.modules).text(use.node, _Place(use.event.module, _around(use.event), use))
+
+
+class _Place(msgspec.Struct, frozen=True, eq=False):
+    """Where an expression stands."""
+
+    module: Module
+    function: ast.AST
+    use: FileUse | None = None
+    """Whose chain of calls leads here; None in a function that a path comes from, …"""
+    given: Mapping[str, str] = {}
+    """… of which this is what its parameters are."""
+    depth: int = 0
+    """How far up the chain."""
+
+
+def _around(event: Event) -> ast.AST:
+    return event.module.body_around(event.node)
+
+
+class _Names:
+    """Follows the expressions of paths."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self._modules = modules
+        self._steps = 0
+
+    def text(self, node: ast.expr, place: _Place) -> str:
+        """Return an expression as a text."""
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            return ""
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self.text(part, place) for part in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self.text(node.value, place)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+            between = "/" if isinstance(node.op, ast.Div) else ""
+            return f"{self.text(node.left, place)}{between}{self.text(node.right, place)}"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+            return self._filled(self.text(node.left, place), parts, place)
+        if isinstance(node, ast.Call):
+            return self._of_call(node, place)
+        if last_name(node) in _NUMBERS:
+            return RANK
+        found = None
+        if isinstance(node, ast.Name):
+            found = self._of_name(node.id, place)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            found = self._of_attribute(node, place)
+        return f"{{{ast.unparse(node)}}}" if found is None else found
+
+    def _filled(self, template: str, parts: Sequence[ast.expr], place: _Place) -> str:
+        texts = [self.text(part, place) for part in parts]
+        return _PLACES.sub(lambda _: texts.pop(0) if texts else "", template)
+
+    def _of_call(self, call: ast.Call, place: _Place) -> str:
+        name = last_name(call.func)
+        if name in _NUMBERS and not call.args:
+            return RANK
+        if name in ("join", "Path", "joinpath") and call.args:
+            return "/".join(self.text(one, place) for one in call.args)
+        if name in ("str", "int", "fspath", "abspath") and len(call.args) == 1:
+            return self.text(call.args[0], place)
+        if name == "format" and isinstance(call.func, ast.Attribute):
+            parts = [*call.args, *(word.value for word in call.keywords)]
+            return self._filled(self.text(call.func.value, place), parts, place)
+        made = functions_named(self._modules, name)
+        if len(made) == 1:
+            module, function = made[0]
+            returned = [one.value for one in module.index.within(function, ast.Return) if one.value is not None]
+            if len(returned) == 1:
+                given = {key: self.text(value, place) for key, value in _arguments(function, call).items()}
+                return self.text(returned[0], _Place(module, function, None, given))
+        return f"{{{ast.unparse(call)}}}"
+
+    def _of_name(self, name: str, place: _Place) -> str | None:
+        if name in place.given:
+            return place.given[name]
+        function = place.function
+        if isinstance(function, _Function) and name in _parameters(function):
+            return self._of_parameter(name, function, place)
+        for body in (function, place.module.tree) if function is not place.module.tree else (function,):
+            assigned = place.module.assigning(body, name)
+            values = [one.value for one in assigned if place.module.body_around(one) is body]
+            if len(values) == 1:
+                return self.text(values[0], _Place(place.module, body, place.use, place.given, place.depth))
+            if values:
+                return None
+        return None
+
+    def _of_parameter(self, name: str, function: _Function, place: _Place) -> str | None:
+        """Return what the caller gives, by the chain of calls that leads to a read or a write."""
+        chain: Sequence[Frame] = () if place.use is None else place.use.event.chain
+        if place.depth + 1 >= len(chain):
+            return None
+        frame = chain[place.depth + 1]
+        for module in self._modules:
+            if not module.location(function).file or str(module.path) != str(frame.file):
+                continue
+            for call in module.calls_by_name.get(function.name, ()):
+                if call.lineno <= frame.line <= (call.end_lineno or call.lineno):
+                    value = _arguments(function, call).get(name)
+                    above = _Place(module, module.body_around(call), place.use, {}, place.depth + 1)
+                    return None if value is None else self.text(value, above)
+        return None
+
+    def _of_attribute(self, node: ast.Attribute, place: _Place) -> str | None:
+        """Return what the only assignment to an attribute of the object gives it."""
+        cls = next((one for one in place.module.ancestors(place.function) if isinstance(one, ast.ClassDef)), None)
+        if cls is None:
+            return None
+        values = [
+            one for one in place.module.index.within(cls, ast.Assign) for target in one.targets if _is(target, node)
+        ]
+        if len(values) != 1:
+            return None
+        return self.text(values[0].value, _Place(place.module, place.module.body_around(values[0])))
+
+
+def _is(target: ast.expr, node: ast.Attribute) -> bool:
+    return isinstance(target, ast.Attribute) and ast.unparse(target) == ast.unparse(node)
+
+
+def _parameters(function: _Function) -> list[str]:
+    return [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
+def _arguments(function: _Function, call: ast.Call) -> dict[str, ast.expr]:
+    """Return what a call gives to the parameters of a function, by their names."""
+    names = _parameters(function)
+    if names[:1] in (["self"], ["cls"]) and isinstance(call.func, ast.Attribute):
+        names = names[1:]
+    given = dict(zip(names, call.args, strict=False))
+    return {**given, **{word.arg: word.value for word in call.keywords if word.arg}}

@@ -25,16 +25,16 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP
 
 CHECK = Check(
@@ -56,8 +56,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_prefixes", REMEDY)
 
-
-# State dicts whose names begin with `module.` where the model's do not, or the reverse.
 
 _MOVES = ("os.replace", "os.rename", "shutil.move")
 """Give a file that is whole the name that it is loaded by."""
@@ -142,12 +140,8 @@ def _text(node: ast.AST | None) -> str:
 def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
     """Return the value of the only assignment to a name in the function around a node."""
     function = next((around for around in module.ancestors(node) if isinstance(around, ast.FunctionDef)), None)
-    values: Sequence[ast.expr] = [
-        statement.value
-        for statement in module.index.within(function or module.tree, ast.Assign)
-        if any(getattr(one, "id", "") == name for one in statement.targets)
-    ]
-    return values[0] if len(values) == 1 else None
+    found = module.assigning(function or module.tree, name)
+    return found[0].value if len(found) == 1 else None
 
 
 def _source(event: Event, name: str, position: int) -> str:

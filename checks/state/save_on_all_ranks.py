@@ -27,11 +27,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check, Script, Via
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP601",

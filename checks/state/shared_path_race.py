@@ -32,9 +32,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, TooLittleEvidence, Verdict
+from ddpdoctor.check import Check, RunRecord, Script, TooLittleEvidence, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
@@ -61,11 +60,8 @@ from ddpdoctor.source.queries.job_kind import (
     on_every_rank,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-from ddpdoctor.source.script.script import Script, calls_any, uses_any, uses_part
+from ddpdoctor.source.script.script import calls_any, uses_any, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP608",
@@ -110,8 +106,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if collectives.state != "complete":
         raise TooLittleEvidence(f"not all collectives were recorded ({collectives.reason})")
 
-
-# Paths that several ranks create, remove and wait for.
 
 _ASKS = frozenset({"exists", "isfile", "is_file"})
 _WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter"})

@@ -33,7 +33,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ddpdoctor.check import Check, Verdict
+from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.checks.state.loads_source import may_be_one_path
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
@@ -53,7 +53,6 @@ from ddpdoctor.source.queries.files import (
 from ddpdoctor.source.queries.job_kind import is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import made_from
-from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP603",
@@ -78,8 +77,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
-
-# Files that one rank writes and others read at once, without waiting for it.
 
 _WAITS = regex(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
 

@@ -37,17 +37,29 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import ast
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.checks.state.wrong_resume_source import begun_again, left_out, replaced
+from ddpdoctor.check import Check, Restart, RunRecord, Script, TooLittleEvidence, Verdict
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.checkpoint_code import SCHEDULERS, STATEFUL, is_named, owner_of_state, speaks_of
+from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.queries.wrapped_models import (
+    has_no_tensors,
+    holders,
+    is_optimizer,
+    numbers_of,
+    optimizers,
+    training_events,
+)
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.resume import Comparison, Difference
-    from ddpdoctor.record.model import Restart, RunRecord
-    from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
     code="DDP611",
@@ -158,3 +170,350 @@ def _told(texts: Iterable[str]) -> list[Fact]:
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what a restart does not bring back of a checkpoint, and weights that the optimizer does not step then."""
     yield from CHECK.suspected((*left_out(script), *begun_again(script), *replaced(script)))
+
+
+# State of a job that its checkpoints leave out, or the code that resumes, as the source shows it.
+
+_UNSAVED = {
+    "optimizer": ("optimizer", "weights", "its moments begin at zero"),
+    "scheduler": ("scheduler", "optimizer", "its schedule begins again"),
+    "scaler": ("gradient scaler", "optimizer", "its scale begins again, and steps are skipped until it fits"),
+}
+_COUNTS = ("epoch", "step", "iter")
+
+
+def left_out(script: Script) -> Iterator[Verdict]:
+    """Yield states of a job whose weights and epoch are loaded again, and they are not: left out by the code that
+    loads, or by the checkpoint.
+
+    What is loaded is known by the objects that load_state_dict is called of. Where one of those is not known, any other
+    use of the key as a string is taken for its load. A job goes on from where weights and epoch are taken of one thing.
+    """
+    read: set[str] = set()
+    loads: list[ast.Call] = []
+    saved: list[tuple[Module, ast.Dict, dict[str, ast.expr]]] = []
+    for module in script.modules:
+        keys: set[int] = set()
+        for literal in module.index.of(ast.Dict):
+            pairs = zip(literal.keys, literal.values, strict=True)
+            named = {text: value for key, value in pairs if (text := _text(key))}
+            keys.update(id(key) for key in literal.keys)
+            if any(owner_of_state(value) for value in named.values()) and any(
+                speaks_of(name, _COUNTS) for name in named
+            ):
+                saved.append((module, literal, named))
+        read |= {
+            one.value for one in module.index.of(ast.Constant) if id(one) not in keys and isinstance(one.value, str)
+        }
+        loads += module.calls_by_name.get("load_state_dict", ())
+    given = [argument for call in loads for argument in call.args[:1]]
+    if not saved or any(isinstance(one, ast.Subscript) and not isinstance(one.slice, ast.Constant) for one in given):
+        return
+    states, taken = _States(script), _taken(script)
+    for module, literal, named in saved:
+        weights = [name for name, value in named.items() if owner_of_state(value) and not _is_stateful(name, value)]
+        states_of = {name: value for name, value in named.items() if owner_of_state(value)}
+        counts = {name for name in named if speaks_of(name, _COUNTS)}
+        if not any(keys & set(states_of) and keys & counts for keys in taken):
+            continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
+        with_weights = bool(read.intersection(weights))
+        for name, value in states_of.items() if with_weights else ():
+            if not _is_stateful(name, value):
+                continue
+            if states.is_told(name, value) or states.is_empty(value):
+                continue
+            if name not in read or states.is_left_out(value):
+                place = module.location(value)
+                known = "no other line of the project names this key"
+                yield Verdict(
+                    sentence=f"`{name}` is saved in the checkpoint and never loaded, though its weights and its epoch "
+                    "are",
+                    remedy=f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
+                    locations=place,
+                    because=(known if name not in read else "nothing calls load_state_dict of its object", place),
+                )
+        for kind, (what, beside, effect) in _UNSAVED.items():
+            made = states.without_optimizer() if kind == "optimizer" else states.unsaved(kind) if with_weights else None
+            if made is not None and not speaks_of(ast.dump(literal), (kind[:5],)):
+                yield Verdict(
+                    sentence=f"the {what}'s state is in no checkpoint, though {beside} and epoch are loaded: {effect}",
+                    remedy=f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
+                    locations=module.location(literal),
+                    because=(f"the {what} is made here", made.location),
+                    severity=Severity.ADVICE if kind == "scaler" else None,  # A few steps are lost.
+                )
+
+
+def _taken(script: Script) -> Collection[set[str]]:
+    """Return the keys that are taken of each thing, known by its text: a configuration has an epoch, too."""
+    taken: dict[str, set[str]] = {}
+    for module in script.modules:
+        for part in (*module.index.of(ast.Subscript), *module.index.of(ast.Call)):
+            whose = part.func if isinstance(part, ast.Call) else part
+            if isinstance(whose, (ast.Attribute, ast.Subscript)) and (key := _key_of(part)):
+                taken.setdefault(ast.unparse(whose.value), set()).add(key)
+    return taken.values()
+
+
+class _States:
+    """What is saved and loaded of the optimizers, schedulers and scalers that the script comes to."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        projection = whole_projection(script)
+        self._saves = list(noted(projection, "state_dict"))
+        self._loads = list(noted(projection, "load_state_dict"))
+        self._made = {event.ordinal: event for event in projection.in_course("object")}
+        self._steps = list(training_events(projection, "step"))
+        written = {call for module in script.modules for call in module.calls_by_name.get("load_state_dict", ())}
+        come_to = {event.node for event in self._loads}
+        self._all_known = bool(written) and written <= come_to and all(map(self._kinds, self._loads))
+
+    def is_left_out(self, save: ast.expr) -> bool:
+        """Return whether a state is saved of an object, and no object of its kind loads any."""
+        saves = [one for one in self._saves if one.node is save]
+        kinds = {kind for one in saves for kind in self._kinds(one)}
+        if not kinds or not kinds <= _KINDS or not self._all_known:
+            return False
+        return not any(kinds & self._kinds(one) for one in self._loads)
+
+    def is_told(self, key: str, save: ast.expr) -> bool:
+        """Return whether a scheduler is told the epoch in each step, and has no state of its own."""
+        whose = _owner(save)
+        return speaks_of(f"{key} {whose}", ("sched",)) and any(
+            call.args and (_owner(call) == whose or speaks_of(_owner(call), ("sched",)))
+            for module in self._script.modules
+            for name in ("step", "step_update")
+            for call in module.calls_by_name.get(name, ())
+        )
+
+    def without_optimizer(self) -> Event | None:
+        """Return where the only optimizer is made, if it keeps something that is saved in no way, and weights are
+        loaded.
+        """
+        made = list(optimizers(whole_projection(self._script)))
+        if len(made) != 1 or _keeps_nothing(made[0]) or not self._all_known:
+            return None
+        loaded = {kind for one in self._loads for kind in self._kinds(one)}
+        if "module" not in loaded or any("optimizer" in self._kinds(one) for one in (*self._saves, *self._loads)):
+            return None
+        modules = self._script.modules
+        own = {one.name for module in modules for one in module.index.of(ast.FunctionDef)}
+        handed = (
+            call
+            for module in modules
+            for name, calls in module.calls_by_name.items()
+            if name not in own and speaks_of(name, ("save", "state"))
+            for call in calls
+        )
+        return None if any(speaks_of(ast.dump(call), ("optim",)) for call in handed) else made[0]
+
+    def unsaved(self, kind: str) -> Event | None:
+        """Return where the only scheduler or scaler is made, if its state is neither saved nor made up for."""
+        made = [one for one in self._made.values() if is_named(one.name, kind)]
+        if len(made) != 1 or not self._all_known or made[0].argument("last_epoch") is not None:
+            return None
+        enabled = made[0].argument("enabled")
+        if enabled is not None and constant(enabled) is not True:
+            return None
+        if any(kind in self._kinds(one) for one in (*self._saves, *self._loads)):
+            return None
+        if not any("optimizer" in self._kinds(one) for one in self._loads):
+            return None
+        stepped = {one.node: one for one in self._steps if kind in self._kinds(one)}
+        once = len(stepped) == 1 and all(
+            one.loops and (kind == "scaler" or not one.positional) for one in stepped.values()
+        )
+        moved = kind == "scheduler" and any(
+            node.attr == "last_epoch" and isinstance(node.ctx, ast.Store)
+            for module in self._script.modules
+            for node in module.index.of(ast.Attribute)
+        )
+        return made[0] if once and not moved else None
+
+    def _kinds(self, event: Event) -> set[str]:
+        """Return what an object is of which a method is called; nothing where that is not known."""
+        options = tuple(options_of(event.receiver)) if event.receiver is not None else ()
+        if not options or not all(isinstance(one, (ExternalObject, Instance)) for one in options):
+            return set()
+        return {_kind_of(one) for one in options}
+
+    def is_empty(self, save: ast.expr) -> bool:
+        """Return whether it is of an optimizer that keeps nothing: SGD without momentum, one that is made in a loop."""
+        numbers = {number for one in self._saves if one.node is save for number in numbers_of(one.receiver)}
+        made = [self._made[number] for number in numbers if number in self._made]
+        return any(map(_keeps_nothing, made))
+
+
+def _keeps_nothing(made: Event) -> bool:
+    """Return whether an optimizer has no state that outlives a turn of the loop around it."""
+    return bool(made.loops) or (made.name == "torch.optim.SGD" and made.argument("momentum", 2) is None)
+
+
+_KINDS = {"optimizer", "scheduler", "scaler"}
+
+
+def _kind_of(value: Value) -> str:
+    if is_optimizer(value):
+        return "optimizer"
+    if not has_no_tensors(value):
+        return "module"
+    return "scheduler" if isinstance(value, ExternalObject) and value.name.startswith(SCHEDULERS) else "scaler"
+
+
+def _is_stateful(key: str, value: ast.expr) -> bool:
+    """Return whether a state is an optimizer's, a scheduler's or a scaler's, by its key or by what it is taken of."""
+    return speaks_of(f"{key} {ast.dump(value)}", STATEFUL)
+
+
+def _owner(call: ast.expr) -> str:
+    """Return whose method is called, as code; empty for what is no such call."""
+    return ast.dump(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
+
+
+def _text(node: ast.expr | None) -> str:
+    """Return what a node is that is a string; empty for others."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+# What counts or draws from its beginning in a loop of epochs that goes on where the checkpoint was written.
+
+
+def _begins_at_zero(value: ast.expr, loop: ast.For) -> bool:
+    """Return whether an expression is 0 in the first turn of a loop, wherever the loop begins."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
+        first = _first(value.left, loop)
+        return first is not None and ast.dump(first) == ast.dump(value.right)
+    first = _first(value, loop)
+    return isinstance(first, ast.Constant) and first.value == 0
+
+
+def _first(value: ast.expr, loop: ast.For) -> ast.expr | None:
+    """Return what a counter is in the first turn of a loop; None for what is not known."""
+    target, counted = loop.target, loop.iter
+    name = value.id if isinstance(value, ast.Name) else ""
+    while isinstance(counted, ast.Call) and counted.args:
+        function, from_zero = last_name(counted.func), ast.Constant(0)
+        if function in ("range", "trange"):
+            known = isinstance(target, ast.Name) and target.id == name
+            return None if not known else counted.args[0] if len(counted.args) > 1 else from_zero
+        if function == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+            number, target = target.elts
+            given = [*counted.args[1:], *(one.value for one in counted.keywords)]
+            if isinstance(number, ast.Name) and number.id == name:
+                return given[0] if given else from_zero
+        elif function != "tqdm":
+            break
+        counted = counted.args[0]
+    return None
+
+
+def _is_loaded(value: ast.AST, module: Module, body: ast.AST, depth: int = 2) -> bool:
+    """Return whether an expression is made from the epoch of what torch.load has returned."""
+    parts = list(made_from(value, body))
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    is_key = any(speaks_of(_key_of(part), ("epoch",)) for part in parts)
+    if is_key and any(module.resolve(call.func) == "torch.load" for call in calls):
+        return True
+    called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    return depth > 0 and any(
+        _is_loaded(one.value, module, function, depth - 1)
+        for function in module.index.of(ast.FunctionDef)
+        if function.name in called
+        for one in descend(function)
+        if isinstance(one, ast.Return) and one.value is not None and not isinstance(one.value, ast.Tuple)
+    )
+
+
+def begun_again(script: Script) -> Iterator[Verdict]:
+    """Yield samplers that count from 0 again, and orders that are drawn from random numbers that are seeded again."""
+    projection = whole_projection(script)
+    made = {event.ordinal: event for event in projection.in_course("sampler")}
+    for event in projection.in_course("set-epoch"):
+        epochs = _resumed_loop(event)
+        given = event.node.args if isinstance(event.node, ast.Call) else []
+        options = options_of(event.receiver or NONE)
+        numbers = [one.number for one in options if isinstance(one, ExternalObject)]
+        samplers = [made[number] for number in numbers if number in made]
+        if epochs is None or len(given) != 1 or not samplers or not _begins_at_zero(given[0], epochs):
+            continue
+        if any(constant(one.argument("shuffle", 3) or NONE) is False for one in samplers):
+            continue
+        yield Verdict(
+            sentence="after a restart the sampler is told the epochs from 0 again, and draws the orders that it has "
+            "drawn",
+            remedy="Give set_epoch the number of the epoch in the whole training.",
+            locations=event.location,
+            because=("this loop goes on from the epoch of the checkpoint", event.module.head_location(epochs)),
+        )
+    yield from _drawn_again(script, projection)
+
+
+def _drawn_again(script: Script, projection: Projection) -> Iterator[Verdict]:
+    if any(module.calls_by_name.get(name) for module in script.modules for name in _RESTORING):
+        return
+    for event in noted(projection, *_ORDERING):
+        epochs = _resumed_loop(event)
+        if epochs is None or event.argument("generator") is not None:
+            continue
+        seed = _SEEDS[event.name.partition(".")[0]]
+        named = [(m, m.calls_by_name.get(name, ())) for m in script.modules for name in ("seed", "manual_seed")]
+        calls = [(module, call) for module, found in named for call in found]
+        seeded = [(module, call) for module, call in calls if module.resolve(call.func) == seed]
+        inside = set(descend(epochs))
+        if seeded and not any(call in inside for _, call in calls):
+            module, call = seeded[0]
+            yield Verdict(
+                sentence="after a restart the orders of the first epochs are drawn again: each start seeds the random "
+                "numbers, and no checkpoint holds their state",
+                remedy="Seed a generator by the number of the epoch in each epoch, or save and restore the generator's "
+                "state.",
+                locations=event.location,
+                because=("they are seeded here", module.location(call)),
+            )
+
+
+_ORDERING = ("torch.randperm", "random.shuffle", "random.sample", "numpy.random.permutation", "numpy.random.shuffle")
+_SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}
+_RESTORING = ("set_rng_state", "setstate", "set_state", "set_rng_state_all")
+"""Of the random numbers of torch, Python and NumPy."""
+
+
+def _resumed_loop(event: Event) -> ast.For | None:
+    """Return the innermost loop around a call, where its numbers are made from the epoch of a checkpoint."""
+    module, body = event.module, event.module.body_around(event.node)
+    loops = (one for one in module.ancestors(event.node) if isinstance(one, (ast.For, ast.While)))
+    loop = next(loops, None)
+    own = isinstance(loop, ast.For) and module.body_around(loop) is body
+    return loop if isinstance(loop, ast.For) and own and _is_loaded(loop.iter, module, body) else None
+
+
+def _key_of(part: ast.AST) -> str:
+    """Return the key that something is taken by."""
+    if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load):
+        return _text(part.slice)
+    is_get = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("get", "pop")
+    return _text(part.args[0]) if isinstance(part, ast.Call) and is_get and part.args else ""
+
+
+# Parameters that a load replaces while an optimizer holds them.
+
+
+def replaced(script: Script) -> Iterator[Verdict]:
+    """Yield loads with ``assign=True`` into a model after its only optimizer was made of it."""
+    projection = whole_projection(script)
+    held = [(one, holders(projection, one)) for one in optimizers(projection)]
+    if any(training_events(projection, "add_param_group")):
+        return
+    for load in noted(projection, "load_state_dict"):
+        owners = [one for one, models in held if load.receiver in models]
+        if constant(load.argument("assign", 2) or NONE) is not True or not owners:
+            continue
+        if max(one.ordinal for one in owners) < load.ordinal:
+            yield Verdict(
+                sentence="assign=True replaces the parameters that the optimizer holds: it steps those that nothing "
+                "uses now",
+                remedy="Load without assign=True, or make the optimizer after the load.",
+                locations=load.location,
+                because=("the optimizer is made of them here", owners[-1].location),
+            )

@@ -421,24 +421,11 @@ def wrong_index(record: RunRecord) -> Iterator[Verdict]:
                 return
 
 
-_NETWORK_TYPES = frozenset(
-    {
-        "URLError",
-        "HTTPError",
-        "gaierror",
-        "ConnectTimeout",
-        "ConnectError",
-        "ReadTimeout",
-        "MaxRetryError",
-        "NameResolutionError",
-        "NewConnectionError",
-        "ProxyError",
-        "SSLError",
-        "LocalEntryNotFoundError",
-        "OfflineModeIsEnabled",
-        "RemoteDisconnected",
-    }
-)
+_NETWORK_TYPES = frozenset({
+    "URLError", "HTTPError", "gaierror", "ConnectTimeout", "ConnectError", "ReadTimeout", "MaxRetryError",
+    "NameResolutionError", "NewConnectionError", "ProxyError", "SSLError", "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled", "RemoteDisconnected",
+})  # fmt: skip
 _NETWORK_WORDS = re.compile(
     r"name resolution|name or service not known|network is unreachable|max retries exceeded|getaddrinfo failed|"
     r"failed to resolve|couldn't connect to|cannot connect to host|https?://\S+ (is|was) not reach|offline mode|"
@@ -463,21 +450,11 @@ _OTHER_BUILD = re.compile(r"operator (torch\w+)::\w+ does not exist|Could not lo
 """Compiled for another torch, or for CUDA where there is none."""
 _QUOTED = re.compile(r"'([^']+)'")
 _DISTRIBUTIONS = {
-    "cv2": "opencv-python-headless",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "mpi4py": "mpi4py",
-    "bs4": "beautifulsoup4",
-    "Levenshtein": "python-Levenshtein",
-    "google": "protobuf",
-    "attr": "attrs",
-    "dotenv": "python-dotenv",
-    "git": "GitPython",
-    "clip": "git+https://github.com/openai/CLIP.git",
-    "apex": "",
-}
+    "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn",
+    "skimage": "scikit-image", "mpi4py": "mpi4py", "bs4": "beautifulsoup4", "Levenshtein": "python-Levenshtein",
+    "google": "protobuf", "attr": "attrs", "dotenv": "python-dotenv", "git": "GitPython",
+    "clip": "git+https://github.com/openai/CLIP.git", "apex": "",
+}  # fmt: skip
 """What is installed for a module whose package is called otherwise; empty for what is built from its sources."""
 
 

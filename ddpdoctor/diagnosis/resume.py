@@ -19,24 +19,9 @@ from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
 What = Literal[
-    "weights",
-    "optimizer",
-    "learning-rate",
-    "scale",
-    "gradient",
-    "random",
-    "data",
-    "place",
-    "again",
-    "late",
-    "counter",
-    "kept",
-    "fails",
-    "refused",
-    "torn",
-    "ranks",
-    "signal",
-]
+    "weights", "optimizer", "learning-rate", "scale", "gradient", "random", "data", "place", "again", "late", "counter",
+    "kept", "fails", "refused", "torn", "ranks", "signal",
+]  # fmt: skip
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
 ALIKE = 1e-3
@@ -174,9 +159,7 @@ def _said(raised: RankException) -> str:
 
 
 def torn_restart(restart: Restart) -> Difference | None:
-    """Return what is wrong with the start that has found a save broken off in the middle; None where it goes on from
-    the checkpoint before it.
-    """
+    """Return what is wrong with a start that found a torn save; None where it goes on from the one before it."""
     torn, first = restart.torn, restart.first
     if torn is None or (loads_of(restart.second, restart.files) and not goes_on(restart.second, restart.files)):
         return None
@@ -497,9 +480,7 @@ def _kind(
     passes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]],
     rank: int,
 ) -> tuple[What, str, str]:
-    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it; ``passes``
-    are the batches of both.
-    """
+    """Return what samples a rank draws in place of the right ones, and what follows; ``passes`` are of both."""
     right, drawn = passes
     epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
     samples, done = sum(map(len, drawn)), _done(first, was, rank)

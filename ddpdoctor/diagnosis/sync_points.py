@@ -67,9 +67,7 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def gradient_meetings(record: RunRecord) -> tuple[Meetings, ...]:
-    """For each set of ranks that average gradients with each other, the reductions that all of them sampled, among the
-    measured steps.
-    """
+    """By the ranks that average gradients with each other, the measured reductions that all of them sampled."""
     return _both_meetings(record)[0]
 
 

@@ -15,22 +15,9 @@ from ddpdoctor.source.interpreter.values import NONE, Value
 from ddpdoctor.source.script.module import Module
 
 EventKind = Literal[
-    "collective",
-    "backward",
-    "forward",
-    "wrap",
-    "loader",
-    "sampler",
-    "set-epoch",
-    "attribute",
-    "save",
-    "device",
-    "data-parallel",
-    "object",
-    "call",
-    "training",
-    "ddp-forward",
-]
+    "collective", "backward", "forward", "wrap", "loader", "sampler", "set-epoch", "attribute", "save", "device",
+    "data-parallel", "object", "call", "training", "ddp-forward",
+]  # fmt: skip
 
 
 Condition: TypeAlias = "tuple[Module, ast.AST]"

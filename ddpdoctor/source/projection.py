@@ -27,7 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
 )
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
-from ddpdoctor.source.script.module import Module, deep_recursion, once
+from ddpdoctor.source.script.module import Module, deep_recursion, once, once_each
 from ddpdoctor.source.script.script import Script, note_gap
 
 _MAIN_NAMES = regex(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
@@ -62,30 +62,21 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def in_course(self, *kinds: EventKind) -> Iterator[Event]:
         """Yield events of some kinds in ranks that the script itself comes to, or a function that wraps a model."""
-        known = self._courses.get(kinds)
-        if known is None:
-            known = self._of(kinds)
-            if self._rooted:
-                known = [event for event in known if not event.root or event.root in self._training_roots]
-            self._courses[kinds] = known
-        return iter(known)
+        return iter(self._in_course(kinds))
 
+    @once_each
+    def _in_course(self, kinds: tuple[EventKind, ...]) -> Sequence[Event]:
+        found = self._of(kinds)
+        if self._rooted:
+            found = [event for event in found if not event.root or event.root in self._training_roots]
+        return found
+
+    @once_each
     def _of(self, kinds: tuple[EventKind, ...]) -> Sequence[Event]:
         if len(kinds) == 1:
             return self._by_kind.get(kinds[0], ())
-        known = self._mixed.get(kinds)
-        if known is None:
-            found = (event for kind in kinds for event in self._by_kind.get(kind, ()))
-            known = self._mixed[kinds] = sorted(found, key=lambda event: event.ordinal)
-        return known
-
-    @cached_property
-    def _courses(self) -> dict[tuple[EventKind, ...], Sequence[Event]]:
-        return {}
-
-    @cached_property
-    def _mixed(self) -> dict[tuple[EventKind, ...], Sequence[Event]]:
-        return {}
+        found = (event for kind in kinds for event in self._by_kind.get(kind, ()))
+        return sorted(found, key=lambda event: event.ordinal)
 
     @cached_property
     def synchronising(self) -> tuple[Event, ...]:

@@ -18,7 +18,14 @@ def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[
             yield f"{place}.{theirs}", f"torch.distributed.{ours}"
 
 
+def _each(places: str, names: str) -> list[str]:
+    """Return the full names of some functions in each of some modules."""
+    return [f"{place}.{name}" for place in places.split() for name in names.split()]
+
+
+_OF_ACCELERATE = "accelerate.utils accelerate.utils.operations accelerate.utils.other"
 _OF_RANKS = {"get_rank": "get_rank", "get_local_rank": "get_node_local_rank", "get_world_size": "get_world_size"}
+_AS_TORCHS = {name: name for name in ("barrier", "all_reduce", "broadcast")}
 _WARMUPS = ("constant", "cosine", "cosine_with_hard_restarts", "linear", "polynomial_decay")
 SAME: Mapping[str, str] = MappingProxyType(
     dict(
@@ -28,22 +35,10 @@ SAME: Mapping[str, str] = MappingProxyType(
                 for part in ("", "optimization.")
                 for shape in _WARMUPS
             ),
-            *_named(
-                ("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"),
-                {**_OF_RANKS, "barrier": "barrier", "all_reduce": "all_reduce", "broadcast": "broadcast"},
-            ),
-            *_named(("detectron2.utils.comm", "fvcore.common.comm"), {**_OF_RANKS, "synchronize": "barrier"}),
-            *_named(
-                ("composer.utils.dist",),
-                {
-                    **_OF_RANKS,
-                    "get_global_rank": "get_rank",
-                    "barrier": "barrier",
-                    "broadcast": "broadcast",
-                    "all_reduce": "all_reduce",
-                    "broadcast_object_list": "broadcast_object_list",
-                },
-            ),
+            *_named(("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"), _OF_RANKS | _AS_TORCHS),
+            *_named(("detectron2.utils.comm", "fvcore.common.comm"), _OF_RANKS | {"synchronize": "barrier"}),
+            *_named(("composer.utils.dist",), _OF_RANKS | _AS_TORCHS | {"get_global_rank": "get_rank"}),
+            ("composer.utils.dist.broadcast_object_list", "torch.distributed.broadcast_object_list"),
         )
     )
 )
@@ -51,45 +46,29 @@ SAME: Mapping[str, str] = MappingProxyType(
 
 RETURNING = frozenset(
     {
-        *(
-            f"mmengine.dist.{name}"
-            for name in ("all_gather", "all_gather_object", "all_reduce_dict", "all_reduce_params")
-        ),
-        *(f"mmengine.dist.{name}" for name in ("collect_results", "gather", "gather_object")),
-        "mmengine.dist.sync_random_seed",
+        *_each("mmengine.dist", "all_gather all_gather_object all_reduce_dict all_reduce_params"),
+        *_each("mmengine.dist", "collect_results gather gather_object sync_random_seed"),
         # It asks every rank for its length before it pads.
-        *(f"monai.utils.{part}evenly_divisible_all_gather" for part in ("", "dist.")),
+        *_each("monai.utils monai.utils.dist", "evenly_divisible_all_gather"),
         # Its documentation: all workers must call it the same number of times, "otherwise, your training will hang".
         *("ray.train.report", "ray.train.collective.barrier", "ray.train.collective.broadcast_from_rank_zero"),
         # Its stall inspector names the ranks that a call lacks for as long as they do not come.
-        *(
-            f"horovod.torch.{name}"
-            for name in (
-                *("allgather", "allgather_object", "allreduce_", "alltoall", "barrier", "broadcast", "broadcast_"),
-                *("broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"),
-            )
-        ),
+        *_each("horovod.torch", "allgather allgather_object allreduce_ alltoall barrier broadcast broadcast_"),
+        *_each("horovod.torch", "broadcast_object broadcast_optimizer_state broadcast_parameters"),
         # A barrier follows what the main rank does in it.
-        *(f"speechbrain.utils.distributed.{name}" for name in ("ddp_barrier", "run_on_main")),
-        *(f"detectron2.utils.comm.{name}" for name in ("all_gather", "gather", "reduce_dict", "shared_random_seed")),
-        *(f"composer.utils.dist.{name}" for name in ("all_gather", "all_gather_object")),
-        *(f"timm.utils.{part}{name}" for part in ("", "distributed.") for name in ("reduce_tensor", "distribute_bn")),
-        *(
-            f"accelerate.utils.{part}{name}"
-            for part in ("", "operations.", "other.")
-            for name in (
-                *("gather", "gather_object", "broadcast", "reduce", "pad_across_processes", "wait_for_everyone"),
-            )
-        ),
+        *_each("speechbrain.utils.distributed", "ddp_barrier run_on_main"),
+        *_each("detectron2.utils.comm", "all_gather gather reduce_dict shared_random_seed"),
+        *_each("composer.utils.dist", "all_gather all_gather_object"),
+        *_each("timm.utils timm.utils.distributed", "reduce_tensor distribute_bn"),
+        *_each(_OF_ACCELERATE, "gather gather_object broadcast reduce pad_across_processes"),
+        *_each(_OF_ACCELERATE, "wait_for_everyone"),
     }
 )
 """Functions that every rank must call and that leave their arguments as they are."""
 # Both hand the list to torch's function of this name; Accelerate's returns it, too.
 _FILLING = ("mmengine.dist", "accelerate.utils", "accelerate.utils.operations")
 
-RANK_AND_SIZE = frozenset(
-    f"{place}.get_dist_info" for place in ("mmengine.dist", "mmcv.runner", "mmcv.runner.dist_utils")
-)
+RANK_AND_SIZE = frozenset(_each("mmengine.dist mmcv.runner mmcv.runner.dist_utils", "get_dist_info"))
 """Functions that return the rank and the world size."""
 
 HUGGING_FACE_TRAINERS = frozenset(
@@ -97,9 +76,8 @@ HUGGING_FACE_TRAINERS = frozenset(
 )
 FABRICS = frozenset({"lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"})
 SEEDS_EVERYTHING = frozenset(
-    {"accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed"}
-    | {f"{place}.seed_everything" for place in ("lightning", "lightning.fabric", "lightning_fabric")}
-    | {f"{place}.seed_everything" for place in ("lightning.pytorch", "pytorch_lightning")}
+    _each("accelerate.utils transformers transformers.trainer_utils", "set_seed")
+    + _each("lightning lightning.fabric lightning_fabric lightning.pytorch pytorch_lightning", "seed_everything")
 )
 """Functions that give torch, numpy and random one seed, the same on every rank."""
 SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
@@ -152,14 +130,10 @@ SHARDED_WRAPPER = "torch.distributed.fsdp.FullyShardedDataParallel"
 MESH = "torch.distributed.DeviceMesh"
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
-SPAWNERS = frozenset(
-    {
-        "torch.multiprocessing.spawn",
-        "torch.multiprocessing.start_processes",
-        "torch.multiprocessing.spawn.start_processes",
-        "torch_xla.distributed.xla_multiprocessing.spawn",
-    }
-)
+SPAWNERS = frozenset({
+    "torch.multiprocessing.spawn", "torch.multiprocessing.start_processes",
+    "torch.multiprocessing.spawn.start_processes", "torch_xla.distributed.xla_multiprocessing.spawn",
+})  # fmt: skip
 PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process"})
 
 GLOBAL_RANK_VARIABLES = frozenset({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
@@ -245,24 +219,16 @@ def collective_methods(name: str) -> frozenset[str]:
     return frozenset({"compute"}) if name.startswith(METRICS) else COLLECTIVE_METHODS.get(name, frozenset())
 
 
-NOT_FALSE = frozenset(
-    {
-        "torch.distributed.is_available",
-        "torch.distributed.is_initialized",
-        "torch.distributed.is_torchelastic_launched",
-        "torch.cuda.is_available",
-    }
-)
+NOT_FALSE = frozenset({
+    "torch.distributed.is_available", "torch.distributed.is_initialized", "torch.distributed.is_torchelastic_launched",
+    "torch.cuda.is_available",
+})  # fmt: skip
 """Tested by scripts that also run without ranks or without a GPU: read as they are in a job with both."""
 
-MODEL_PRESERVING = frozenset(
-    {
-        "torch.compile",
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
-        "apex.parallel.convert_syncbn_model",
-        "torch.jit.script",
-    }
-)
+MODEL_PRESERVING = frozenset({
+    "torch.compile", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
+    "torch.jit.script",
+})  # fmt: skip
 """Functions that return the module that they were given."""
 MODULE_SELF_METHODS = frozenset(
     {"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "double", "requires_grad_", "apply"}

@@ -50,9 +50,7 @@ def _title(cause: LogCause, *, is_cause: bool) -> str:
 
 
 def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
-    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it, and what the
-    logs say.
-    """
+    """Yield where the ranks' collectives part by the dumps, if this check reports it, and what the logs say."""
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"

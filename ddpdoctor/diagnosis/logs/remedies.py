@@ -70,11 +70,7 @@ _OF_THE_SCRIPT: frozenset[Trouble] = frozenset(
 _PASSES = frozenset({"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError"})
 """Exceptions about a service, which may be there again the next time."""
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-_BY_SCHEDULER: dict[str, Advice] = {
-    "node failure": "replace-the-node",
-    "preemption": "retry",
-    "time limit": "retry",
-}
+_BY_SCHEDULER: dict[str, Advice] = {"node failure": "replace-the-node", "preemption": "retry", "time limit": "retry"}
 
 
 def advice_of(cause: LogCause) -> Advice:

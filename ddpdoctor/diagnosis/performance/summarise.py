@@ -223,9 +223,7 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
     most_ns = {rank: max(by_group.values(), default=0.0) for rank, by_group in late_ns.items()}
     return {
         rank: Lateness(
-            late_ns=total_ns,
-            times_late=times[rank],
-            phase=_most_of(blamed[rank], sum(late_ns[rank].values())),
+            late_ns=total_ns, times_late=times[rank], phase=_most_of(blamed[rank], sum(late_ns[rank].values()))
         )
         for rank, total_ns in most_ns.items()
     }

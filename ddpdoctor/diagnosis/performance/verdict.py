@@ -36,22 +36,18 @@ class Standstill(Protocol):
     @property
     def title(self) -> str:
         """A sentence without a full stop."""
-        ...
 
     @property
     def since_ns(self) -> int:
         """When it began."""
-        ...
 
     @property
     def may_go_on(self) -> bool:
         """It is not proved that it is one for good."""
-        ...
 
     @property
     def remedy(self) -> str:
         """What to do; may be empty."""
-        ...
 
 
 def run_verdict(
@@ -188,12 +184,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     if between > max(computing, _MOSTLY):
         text = f"neither data nor communication slows the job down; {between:.0%} of the step is the rest of the loop"
         todo = "Check what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
-    return RunVerdict(
-        state="healthy",
-        text=text,
-        why=why,
-        next=remarks[0].remedy if remarks else todo,
-    )
+    return RunVerdict(state="healthy", text=text, why=why, next=remarks[0].remedy if remarks else todo)
 
 
 def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
@@ -240,13 +231,7 @@ def _lost_share(finding: Finding, summary: RunSummary) -> float:
 
 
 def _of_finding(state: VerdictState, finding: Finding) -> RunVerdict:
-    return RunVerdict(
-        state=state,
-        code=finding.code,
-        text=finding.title,
-        why=_facts(finding),
-        next=finding.remedy,
-    )
+    return RunVerdict(state=state, code=finding.code, text=finding.title, why=_facts(finding), next=finding.remedy)
 
 
 def _facts(finding: Finding) -> tuple[str, ...]:

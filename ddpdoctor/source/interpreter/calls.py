@@ -11,13 +11,7 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import (
-    base_names,
-    bound_to,
-    class_attribute,
-    family,
-    promised_by_name,
-)
+from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, family, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import ARGUMENTS, NEVER, CallFrame, Origins, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine

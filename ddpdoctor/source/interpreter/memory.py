@@ -355,12 +355,7 @@ class Memory:
         self.unread.setdefault(node, self.frames[-1].module)
 
     def note(
-        self,
-        kind: EventKind,
-        name: str,
-        node: ast.AST,
-        given: Arguments = NO_ARGUMENTS,
-        receiver: Value | None = None,
+        self, kind: EventKind, name: str, node: ast.AST, given: Arguments = NO_ARGUMENTS, receiver: Value | None = None
     ) -> None:
         """Record something that does not make the function around it worth more walks."""
         if not self.quiet:

@@ -66,16 +66,8 @@ ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _OBJECTS = (
-    ExternalObject,
-    External,
-    Function,
-    Instance,
-    Partial,
-    ProjectClass,
-    ProjectModule,
-    SequenceValue,
-    DictValue,
-)
+    ExternalObject, External, Function, Instance, Partial, ProjectClass, ProjectModule, SequenceValue, DictValue,
+)  # fmt: skip
 
 
 _CLASSES = (External, ProjectClass)

@@ -11,18 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.source.events import (
-    Exit,
-    Guard,
-    Item,
-    Jump,
-    Loop,
-    OwnTest,
-    Sinks,
-    all_raise,
-    branch_of,
-    settle,
-)
+from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, all_raise, branch_of, settle
 from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.values import (

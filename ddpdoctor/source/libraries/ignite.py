@@ -61,10 +61,6 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
 CALLS = {
     f"{place}.{name}": handler
     for place in _PLACES[:2]
-    for name, handler in (
-        ("auto_model", auto_model),
-        ("auto_dataloader", auto_loader),
-        ("auto_optim", auto_optimizer),
-    )
+    for name, handler in (("auto_model", auto_model), ("auto_dataloader", auto_loader), ("auto_optim", auto_optimizer))
 }
 """Functions by their full names."""

@@ -161,7 +161,7 @@ def searches_unused(machine: Machine, trainer: Event) -> bool:
 def options_of_ddp(machine: Machine, strategy: Value) -> Mapping[str, Value]:
     """Return what a strategy hands on to DDP: by its name or by its object; every option where that is not known."""
     name = strategy.name.rpartition(".")[2] if isinstance(strategy, ExternalObject) else constant(strategy)
-    made = machine.object(strategy) if isinstance(strategy, ExternalObject) else None
+    made = machine.object(strategy)
     if made is not None and made.complete and name == "DDPStrategy":
         return made.named
     if name in (None, "ddp", "auto", "ddp_find_unused_parameters_false"):

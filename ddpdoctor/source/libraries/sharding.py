@@ -191,7 +191,7 @@ def own_part(machine: Machine, held: Value) -> Value | None:
     """Return the state of a module that is certainly sharded in place, a part on each rank, or that of an optimizer of
     such parameters or of those that the older wrapper has sharded; None for others.
     """
-    made = machine.object(held) if isinstance(held, ExternalObject) else None
+    made = machine.object(held)
     if made is not None and made.name.startswith("torch.optim.") and ".lr_scheduler." not in made.name:
         kinds = {kind for value in made.positional + tuple(made.named.values()) for kind, _ in tags_of(value)}
         return derived([], frozenset({(SHARDS, made.ordinal)})) if SHARDED_PARAMETERS in kinds else None

@@ -33,29 +33,11 @@ from ddpdoctor.source.vocabulary import (
     text_hints_at_ranks,
 )
 
-_FRAMEWORKS = frozenset(
-    {
-        "accelerate",
-        "byteps",
-        "catalyst",
-        "colossalai",
-        "composer",
-        "deepspeed",
-        "detectron2",
-        "fairseq",
-        "horovod",
-        "ignite",
-        "lightning",
-        "lightning_fabric",
-        "megatron",
-        "mmcv",
-        "mmengine",
-        "pytorch_lightning",
-        "ray",
-        "smdistributed",
-        "torch_xla",
-    }
-)
+_FRAMEWORKS = frozenset({
+    "accelerate", "byteps", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairseq", "horovod",
+    "ignite", "lightning", "lightning_fabric", "megatron", "mmcv", "mmengine", "pytorch_lightning", "ray",
+    "smdistributed", "torch_xla",
+})  # fmt: skip
 # Names in a framework that start ranks, place the model or train; configurations and metrics do not.
 _TAKES_OVER = regex(
     r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"

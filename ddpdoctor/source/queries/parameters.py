@@ -532,7 +532,7 @@ def _names(machine: Machine, value: Value, prefix: str) -> Iterator[str]:
     if isinstance(value, Instance):
         yield from _of_instance(machine, value, prefix)
         return
-    made = machine.object(value) if isinstance(value, ExternalObject) else None
+    made = machine.object(value)
     if made is None or not made.complete:
         raise _UnknownError
     if made.name in _CONTAINERS:

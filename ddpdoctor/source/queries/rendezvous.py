@@ -117,9 +117,7 @@ def _is_required(call: ast.Call) -> bool:
 
 
 def _local_rank_options(module: Module) -> Iterator[ast.Call]:
-    """Yield what declares the option for the local rank: ``add_argument("--local_rank")``, or a record of an option
-    that is added later.
-    """
+    """Yield what declares the option for the local rank: ``add_argument``, or a record of one that is added later."""
     if "--local" not in module.text:
         return
     yield from (call for call in declared_options(module) if _names_option(call.args))

@@ -14,14 +14,7 @@ import msgspec
 from ddpdoctor.check import Subject
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import (
-    ExternalObject,
-    Unknown,
-    Value,
-    constant,
-    options_of,
-    tags_of,
-)
+from ddpdoctor.source.interpreter.values import ExternalObject, Unknown, Value, constant, options_of, tags_of
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss

@@ -80,14 +80,7 @@ def _counters(module: Module, call: ast.AST) -> Iterator[int]:
     """Yield the places, in the arguments of a process, of the variable that counts the processes that are started."""
     given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == "args"), None)
     if isinstance(given, ast.Name):
-        given = next(
-            (
-                node.value
-                for node in module.index.within(module.body_around(call), ast.Assign)
-                if any(isinstance(target, ast.Name) and target.id == given.id for target in node.targets)
-            ),
-            None,
-        )
+        given = next((one.value for one in module.assigning(module.body_around(call), given.id)), None)
     if not isinstance(given, (ast.Tuple, ast.List)):
         return
     counted: set[str] = set()

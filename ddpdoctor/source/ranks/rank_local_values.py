@@ -65,23 +65,10 @@ POLLED: Tag = ("files", 2)
 """Of the names that a directory holds at the moment: every turn of a loop looks for new ones."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
-OWN_KINDS = frozenset(
-    {
-        "batch",
-        "ddp",
-        "own",
-        "clock",
-        "files",
-        "random",
-        "drawn",
-        "store",
-        "counted",
-        "item",
-        "members",
-        EXTENT,
-        "statistic",
-    }
-)
+OWN_KINDS = frozenset({
+    "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
+    "statistic",
+})  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
@@ -504,23 +491,10 @@ def _is_guessed(machine: Machine, node: ast.AST) -> bool:
 STATISTIC = "statistic"
 """Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
 # Functions and methods that make one number or a few of many samples.
-_REDUCES = frozenset(
-    {
-        "mean",
-        "nanmean",
-        "std",
-        "var",
-        "std_mean",
-        "var_mean",
-        "sum",
-        "nansum",
-        "median",
-        "quantile",
-        "percentile",
-        "cov",
-    }
-    | {"bincount", "histc", "norm", "max", "min", "amax", "amin", "unique", "set", "frozenset"}
-)
+_REDUCES = frozenset({
+    "mean", "nanmean", "std", "var", "std_mean", "var_mean", "sum", "nansum", "median", "quantile", "percentile", "cov",
+    "bincount", "histc", "norm", "max", "min", "amax", "amin", "unique", "set", "frozenset",
+})  # fmt: skip
 _DIMENSIONS = ("dim", "axis")
 # Methods of a tensor that change it by arithmetic with another.
 _CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})

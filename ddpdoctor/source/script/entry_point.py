@@ -13,14 +13,7 @@ from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, use
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
 # What joins the ranks of a job or wraps a model for them; `DataParallel` is in the name of DDP too.
-_JOINS = (
-    "init_process_group",
-    "init_device_mesh",
-    "DataParallel",
-    "Accelerator",
-    "init_distributed",
-    "horovod",
-)
+_JOINS = ("init_process_group", "init_device_mesh", "DataParallel", "Accelerator", "init_distributed", "horovod")
 
 
 def may_be_entry(raw: bytes) -> bool:

@@ -151,9 +151,7 @@ _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 
 
 def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what the variables in it are assigned, run over, opened as, filled with
-    or shuffled by.
-    """
+    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
     bound: dict[str, list[ast.expr]] = {}
     for inner in descend(body):
         targets: list[tuple[ast.expr | None, ast.expr]] = []
@@ -426,6 +424,11 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         found = ((node, self.resolve(node.func)) for node in self.index.of(ast.Call))
         return tuple((node, name) for node, name in found if name)
 
+    def assigning(self, around: ast.AST, *names: str) -> list[ast.Assign]:
+        """Return the assignments to variables of some names inside of a function, a statement or the module."""
+        found = self.index.within(around, ast.Assign)
+        return [one for one in found if any(isinstance(to, ast.Name) and to.id in names for to in one.targets)]
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around ``node``, innermost first."""
         parents = self.parents
@@ -514,15 +517,10 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def excerpt(self, node: ast.AST, longest: int = 80) -> str:
         """Return the source of a node on one line, shortened."""
-        text = self._texts.get(node)
-        if text is None:
-            text = self._texts[node] = self._text_of(node)
+        text = self._text_of(node)
         return text if len(text) <= longest else text[: longest - 3] + "..."
 
-    @cached_property
-    def _texts(self) -> dict[ast.AST, str]:
-        return {}
-
+    @once_each
     def _text_of(self, node: ast.AST) -> str:
         try:
             return " ".join(ast.unparse(node).split())

@@ -556,8 +556,7 @@ _SPECIAL: dict[str, Handler] = {
     "dataclasses.field": _field,
     "collections.defaultdict": lambda machine, node, given: Unknown(opaque=True, tags=frozenset({GROWING})),
     "collections.Counter": lambda machine, node, given: members_of(
-        "set",
-        Unknown(any(map(is_varying, given.positional)), True, derived(given.positional).tags | {GROWING}),
+        "set", Unknown(any(map(is_varying, given.positional)), True, derived(given.positional).tags | {GROWING})
     ),
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,

@@ -318,14 +318,10 @@ def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments) ->
 
 
 # What makes the process group, itself or in a framework.
-STARTS = frozenset(
-    {
-        "torch.distributed.init_process_group",
-        "deepspeed.init_distributed",
-        "deepspeed.initialize",
-        "accelerate.Accelerator",
-    }
-)
+STARTS = frozenset({
+    "torch.distributed.init_process_group", "deepspeed.init_distributed", "deepspeed.initialize",
+    "accelerate.Accelerator",
+})  # fmt: skip
 _STARTING = frozenset(name.rpartition(".")[2] for name in STARTS)
 GROUP: Cell = (-1, "process group")
 """Where the store has that the process group was made: not by an arm that has been left for good."""
@@ -579,52 +575,14 @@ def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
 DEFAULT_BYTES = 4
 """float32."""
 _BYTES_OF: Mapping[str, int] = {
-    "float64": 8,
-    "double": 8,
-    "int64": 8,
-    "long": 8,
-    "float32": 4,
-    "float": 4,
-    "int32": 4,
-    "int": 4,
-    "float16": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
-_KEEPS_SIZE = frozenset(
-    {
-        "view",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
-        "contiguous",
-        "clone",
-        "detach",
-        "transpose",
-        "permute",
-        "t",
-        "triu",
-        "tril",
-        "flatten",
-        "to",
-        "cuda",
-        "cpu",
-        "requires_grad_",
-        "normal_",
-        "uniform_",
-        "fill_",
-        "mul",
-        "div",
-        "neg",
-        "exp",
-    }
-)
+    "float64": 8, "double": 8, "int64": 8, "long": 8, "float32": 4, "float": 4, "int32": 4, "int": 4, "float16": 2,
+    "half": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+_KEEPS_SIZE = frozenset({
+    "view", "reshape", "unsqueeze", "squeeze", "contiguous", "clone", "detach", "transpose", "permute", "t", "triu",
+    "tril", "flatten", "to", "cuda", "cpu", "requires_grad_", "normal_", "uniform_", "fill_", "mul", "div", "neg",
+    "exp",
+})  # fmt: skip
 
 
 def _shaped(given: Arguments) -> Value:

@@ -131,20 +131,10 @@ GROWING_METHODS = frozenset({"append", "insert"})
 READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 """Functions that do so with a tensor."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
-TRACKING_METHODS = frozenset(
-    {
-        "add_scalar",
-        "add_scalars",
-        "log_metric",
-        "log_metrics",
-        "log",
-        "info",
-        "pprint",
-        "print",
-        "set_description",
-        "set_postfix",
-    }
-)
+TRACKING_METHODS = frozenset({
+    "add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info", "pprint", "print", "set_description",
+    "set_postfix",
+})  # fmt: skip
 """Methods of trackers, loggers and printers."""
 LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
 """Methods that decide which of a process's log lines are shown."""
@@ -159,22 +149,10 @@ KEPT_METHODS = (
 )
 """Methods whose calls are always recorded."""
 
-TRAINING_METHODS = frozenset(
-    {
-        "parameters",
-        "named_parameters",
-        "children",
-        "step",
-        "zero_grad",
-        "requires_grad_",
-        "register_parameter",
-        "add_module",
-        "add_param_group",
-        "manual_seed",
-        "extractall",
-        "no_sync",
-    }
-)
+TRAINING_METHODS = frozenset({
+    "parameters", "named_parameters", "children", "step", "zero_grad", "requires_grad_", "register_parameter",
+    "add_module", "add_param_group", "manual_seed", "extractall", "no_sync",
+})  # fmt: skip
 """Names of the methods whose calls are recorded as events of the kind ``training``."""
 
 
