@@ -3,7 +3,8 @@
 What it finds
     One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation,
     root or group differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all,
-    point-to-point) are compared only in what must agree. Also different models that ranks build DDP from.
+    point-to-point) are compared only in what must agree. Also different models that ranks build DDP from. In the
+    source: a root (`src`, `dst`) that is another rank on each.
 
 Why it is bad
     NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
@@ -28,8 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -38,14 +42,37 @@ CHECK = Check(
     code="DDP304",
     name="collective-mismatch",
     stands_for="mismatch",
-    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
+    subjects=("collectives",),
+    triggers=("src", "dst", "broadcast", "reduce", "gather", "scatter"),
 )
+# The argument that names the root, and its position.
+_ROOTS = {
+    **dict.fromkeys(("broadcast", "broadcast_object_list"), ("src", 1)),
+    **dict.fromkeys(("scatter", "scatter_object_list"), ("src", 2)),
+    **dict.fromkeys(("gather", "gather_object"), ("dst", 2)),
+    "reduce": ("dst", 1),
+}
 
 _HOW = {
     "number of elements": ": pad the tensors to a common size, or exchange their sizes first",
     "group": "; a rank that uses several groups must use them in the same order as the others",
 }
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report collectives of all ranks whose root is another rank on each."""
+    for event in whole_projection(script).in_course("collective"):
+        name, position = _ROOTS.get(event.name, ("", -1))
+        root = event.argument(name, position) if event.ranks == ALL_RANKS and "group" not in event.named else None
+        if root is not None and differ_by_rank(root) and len(event.positional) <= position + 1:
+            yield CHECK.finding(
+                f"each rank names another rank as `{name}` of {event.name}, which has one for all of them",
+                remedy=f"Give {event.name} the same `{name}` on every rank.",
+                locations=event.location,
+                because=("this number depends on the rank", event),
+            )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -5,7 +5,8 @@ What it finds
     `torch.distributed.nn`, Accelerate's `gather` and `reduce`) called as a statement on a variable that is used
     afterwards as if it had been changed in place. Also one with `async_op=True`, or `irecv`, whose tensor is used
     before anything waits for the handle that it returns, or though nothing ever does; an `isend` whose tensor is
-    changed in place before that; and either of them in `batch_isend_irecv`.
+    changed in place before that; and either of them in `batch_isend_irecv`. Also a list that a collective fills and
+    that holds one tensor several times (`[torch.zeros(1)] * world_size`).
 
 Why it is bad
     The variable still holds this rank's own value. Nothing fails: gradients are not averaged, or rank 0's metric is
@@ -79,6 +80,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report collectives whose result no one takes, or waits for."""
     projection = project(script)
     yield from _not_waited_for(projection)
+    yield from _into_one_tensor(projection)
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
         for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
@@ -109,6 +111,37 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
             locations=module.location(call),
             because=(f"`{name}` is used here, with this rank's own value", module.location(first)),
         )
+
+
+# The list that a collective fills, and its position.
+_FILLED = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1), "all_to_all": ("output_tensor_list", 0)}
+
+
+def _into_one_tensor(projection: Projection) -> Iterator[Finding]:
+    """Yield collectives that fill a list that holds one tensor several times: ``[torch.zeros(1)] * world_size``."""
+    seen: set[ast.AST] = set()
+    for event in projection.of_kind("collective"):
+        if event.name not in _FILLED or event.node in seen or not isinstance(event.node, ast.Call):
+            continue
+        seen.add(event.node)
+        for given in _arguments(event.node, *_FILLED[event.name]):
+            made = given
+            if isinstance(given, ast.Name):
+                assigned = event.module.assigning(function_around(event.module, event.node), given.id)
+                made = assigned[0].value if len(assigned) == 1 else given
+            if not isinstance(made, ast.BinOp) or not isinstance(made.op, ast.Mult):
+                continue
+            one = next((side for side in (made.left, made.right) if isinstance(side, ast.List)), None)
+            if one is not None and len(one.elts) == 1 and not isinstance(one.elts[0], ast.Constant):
+                text = event.module.excerpt(made)
+                item = event.module.excerpt(one.elts[0])
+                yield CHECK.finding(
+                    f"`{text}` holds one tensor several times: what {event.name} gets of each rank overwrites the one "
+                    "before",
+                    remedy=f"Make a tensor for each rank: [{item} for _ in range(dist.get_world_size())].",
+                    locations=event.location,
+                    because=("the list is made here", event.module.location(made)),
+                )
 
 
 # Asynchronous calls whose tensor is used before anything waits for the handle that they return.

@@ -5,7 +5,7 @@ What it finds
     loop with a training step or a collective in each turn, over data that each rank takes for itself by arithmetic with
     its rank (`files[rank::world_size]`, `if i % world_size != rank: continue`, `range(rank, len(data), world_size)`,
     `islice(stream, rank, None, world_size)`, `array_split(...)[rank]`, a slice of which the last rank takes the rest),
-    where nothing makes the parts equal. In a run: the lengths.
+    where nothing makes the parts equal; or with batches of another size on each rank. In a run: the lengths.
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
@@ -46,6 +46,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     Const,
+    ExternalObject,
     Function,
     Instance,
     SequenceValue,
@@ -58,6 +59,7 @@ from ddpdoctor.source.queries.training_loops import by_shards, feedings, through
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
+from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 
 CHECK = Check(
     code="DDP103",
@@ -133,6 +135,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader, loop = feeding.loader, feeding.loop
         if loop is None or not feeding.certain or not _is_bare(loop.iterable):
             continue
+        size = loader.argument("batch_size", 1) or NONE
+        if differ_by_rank(size) and _is_divided(loader) and _runs_to_its_end(feeding.backward, loop):
+            seen.add(loader.node)
+            yield CHECK.finding(
+                "the size of a batch depends on the rank, and every rank has as many samples: a rank of smaller "
+                "batches has more of them, and waits for the others in its last step",
+                remedy="Give every rank the same batch_size, or run the loop inside `with model.join():`.",
+                locations=loader.location,
+                because=("this backward waits for all ranks, once for each batch", feeding.backward),
+            )
         part = _part_of_loader(machine, loader)
         if part is None or loader.node in seen or not _runs_to_its_end(feeding.backward, loop):
             continue
@@ -204,6 +216,12 @@ def _finding(
         locations=place,
         because=((division, part.location), (waits, event.location)),
     )
+
+
+def _is_divided(loader: Event) -> bool:
+    """Return whether a DistributedSampler gives each rank as many samples as the others."""
+    sampler = loader.argument("sampler", 3)
+    return isinstance(sampler, ExternalObject) and sampler.name.endswith(".DistributedSampler")
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
