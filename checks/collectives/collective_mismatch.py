@@ -69,7 +69,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         if root is not None and differ_by_rank(root) and len(event.positional) <= position + 1:
             yield CHECK.finding(
                 f"each rank names another rank as `{name}` of {event.name}, which has one for all of them",
-                remedy=f"Give {event.name} the same `{name}` on every rank.",
+                remedy=f"Give it the same `{name}` on every rank.",
                 locations=event.location,
                 because=("this number depends on the rank", event),
             )

@@ -134,11 +134,10 @@ def _into_one_tensor(projection: Projection) -> Iterator[Finding]:
             one = next((side for side in (made.left, made.right) if isinstance(side, ast.List)), None)
             if one is not None and len(one.elts) == 1 and not isinstance(one.elts[0], ast.Constant):
                 text = event.module.excerpt(made)
-                item = event.module.excerpt(one.elts[0])
                 yield CHECK.finding(
                     f"`{text}` holds one tensor several times: what {event.name} gets of each rank overwrites the one "
                     "before",
-                    remedy=f"Make a tensor for each rank: [{item} for _ in range(dist.get_world_size())].",
+                    remedy="Make a tensor for each rank: [torch.zeros(...) for _ in range(world_size)].",
                     locations=event.location,
                     because=("the list is made here", event.module.location(made)),
                 )

@@ -298,6 +298,9 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
         in_turn = any(other.ranks & ~event.ranks and not other.ranks & event.ranks for other in others)
         if in_turn or any(at > event.ordinal for at in handed_on):
             continue
+        backwards = (one for one in projection.in_course("backward") if one.ranks == event.ranks)
+        if what == "gradients" and any(one.guards == event.guards for one in backwards):
+            continue  # These ranks train alone, of which other checks speak.
         if not _is_trained_after(projection, event):
             continue  # As where the first rank loads the best weights to test them.
         wrap = next((wrap for wrap in wraps if wrap.ordinal < event.ordinal), None)
