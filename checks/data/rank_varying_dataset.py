@@ -1,13 +1,14 @@
 """Ranks build different data sets, and one sampler divides them as if they were the same.
 
 What it finds
-    A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
-    without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
-    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. Loaders that are divided twice:
-    by a DistributedSampler and Accelerate, or a rank's part by a sampler or a framework. Or words or labels that each
-    rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and gives a model of DDP by these
-    numbers; or a seed or a split that depends on such a hash. In a run: data sets of different lengths, different
-    subsets, the same rows in different orders, or samples that are left out because two samplers divide by rank.
+    A DistributedSampler over a subset whose indices depend on the rank, or that only some ranks take, over a data set
+    whose constructor shuffles without a common seed, over samples that were drawn before without one, or over one of
+    Hugging Face that each rank shuffles with a seed of its own; that, too, where an Accelerator divides the loader.
+    Loaders that are divided twice: by a DistributedSampler and Accelerate, a part of a rank by a sampler or framework.
+    Or words or labels that each rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and
+    gives a model of DDP by these numbers; or a seed or a split that depends on such a hash. In a run: data sets of
+    different lengths, different subsets, the same rows in different orders, or samples that are left out because two
+    samplers divide by rank.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -42,6 +43,8 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    ExternalObject,
+    Instance,
     PerRank,
     Value,
     constant,
@@ -86,6 +89,7 @@ _WHOLE = "Give the loader the whole data set: the framework gives each rank its 
 NO_SAMPLER = "Leave the DistributedSampler out, with shuffle=True in its place: prepare divides the batches itself."
 _SEED = "Seed every rank with the same number before the data set is built."
 _SHUFFLE = "Shuffle it with the same seed on every rank."
+_ALIKE = "Give the sampler the same data set on every rank."
 
 
 def rank_datasets(projection: Projection) -> Iterator[Verdict]:
@@ -98,6 +102,11 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
             continue
         dataset = sampler.argument("dataset", 0)
         options = list(options_of(dataset)) if dataset is not None else []
+        cut = _cut_on_some(projection.machine, dataset)
+        if cut is not None:
+            seen.add(sampler.node)
+            what = "this sampler divides a data set of which some ranks have a part only"
+            yield _differs(sampler, _ALIKE, cut, "only some ranks take this part of it", what)
         if len(options) != 1:
             continue
         found = _judge(projection, sampler, options[0])
@@ -115,6 +124,18 @@ def rank_datasets(projection: Projection) -> Iterator[Verdict]:
             if shuffle is not None:
                 seen.add(loader.node)
                 yield _differs(loader, _SHUFFLE, shuffle)
+
+
+def _cut_on_some(machine: Machine, dataset: Value | None) -> Event | None:
+    """Return the subset that some ranks take of what the others have whole."""
+    if not isinstance(dataset, PerRank) or dataset.guessed:
+        return None
+    for lane in dataset.values:
+        made = machine.object(lane)
+        if made is not None and made.name == "torch.utils.data.Subset":
+            whole = made.argument("dataset", 0)
+            return made if isinstance(whole, (ExternalObject, Instance)) and whole in dataset.values else None
+    return None
 
 
 def _differs(
