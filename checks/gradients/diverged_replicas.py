@@ -13,7 +13,7 @@ What it finds
     a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
     batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
     frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
-    only; or such a change, a rate or a schedule by the number of the rank; and replicas of shards, or models along a
+    only; or such a change, a rate or a schedule by the number of the rank, or decided by its own batches; and replicas of shards, or models along a
     dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
 
 Why it is bad
@@ -113,6 +113,7 @@ def in_source(script: Script) -> Iterator[Finding | Refuted]:
     yield from own_plateaus(whole_projection(script))
     yield from own_settings(whole_projection(script))
     yield from own_numbers(whole_projection(script))
+    yield from own_decisions(whole_projection(script))
     if uses_part(script, ("DeviceMesh", "device_mesh")):
         from ddpdoctor.checks.gradients.begin_apart_source import begin_apart
 
@@ -213,8 +214,7 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
         if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
             continue
         value = event.positional[1]
-        own = is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
-        if own and _what(projection, event):
+        if _is_own(value) and _what(projection, event):
             from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
             seen.add(event.node)
@@ -228,6 +228,51 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
                     locations=event.location,
                     because=("this value comes from the rank's own batches or clock, and was not reduced", event),
                 )
+
+
+def _is_own(value: Value) -> bool:
+    return is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
+
+
+# What each rank may do or not, by what it alone has.
+_DECIDED = {
+    "step": "its optimizer steps",
+    "schedule": "its scheduler steps",
+    "setting": "a setting of its optimizer changes",
+    "gradients": "gradients are changed",
+    "parameters": "parameters are changed",
+}
+
+
+def own_decisions(projection: Projection) -> Iterator[Finding]:
+    """Changes of a replica that each rank makes or not by its own batches or clock, where no rank waits for it."""
+    if uses_part(projection.machine.script, _REDUCERS):
+        return
+    from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+
+    waited_for = projection.in_course("backward", "collective", "ddp-forward")
+    told = {test for event in waited_for for _, test in event.undecided}
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("call", "training"):
+        if event.ranks != ALL_RANKS or event.node in seen or not event.deciding:
+            continue
+        for (module, test), value in zip(event.undecided, event.deciding, strict=False):
+            what = _DECIDED.get(_what(projection, event)) if test not in told and _is_own(value) else None
+            if what is None or is_of_whole_set(projection, value) or communicates(projection, event):
+                continue
+            seen.add(event.node)
+            condition = module.excerpt(test, 60)
+            yield CHECK.finding(
+                f"each rank decides by what it alone has whether {what}: equal gradients lead to different models",
+                remedy="Decide alike on every rank: average what the condition asks with dist.all_reduce before it, on "
+                "all ranks.",
+                locations=event.location,
+                because=(
+                    (f"`{condition}` depends on the rank's own batches or clock", module.location(test)),
+                    ("only ranks for which it holds come here", event),
+                ),
+            )
+            break
 
 
 def own_numbers(projection: Projection) -> Iterator[Finding]:
