@@ -13,8 +13,8 @@ What it finds
     a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
     batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
     frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
-    only; or such a change, a rate or a schedule by the number of the rank, or decided by its own batches; and replicas of shards, or models along a
-    dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
+    only; or such a change, a rate or a schedule by the number of the rank, or decided by its own batches; and replicas
+    of shards, or models along a dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
 
 Why it is bad
     DDP averages gradients and never compares weights, and no more does an average by hand. With different weights, the
