@@ -255,16 +255,20 @@ def plateaus_apart(record: RunRecord, sentence: str, remedy: str) -> Iterator[Ve
 def independent_models(record: RunRecord) -> Iterator[Verdict]:
     """Yield the optimizers whose parameters are in no wrapped module and whose gradients differ in every step.
 
-    Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
-    much as the model, and no call that could was left unreached. Besides such a module only parameters that began equal
-    on all ranks count, and those that take the place of a wrapped model: others are meant to differ.
+    Only where every rank draws its own part of the data, or one backward goes through a DDP model as well; every rank
+    makes the steps, no collective of the user moves as much as the model, and no call that could was left unreached.
+    Besides such a module only parameters that began equal on all ranks count, and those in the place of a wrapped
+    model: others are meant to differ.
     """
     yield from shards_apart(record)
     ranks = record.rank_numbers()
     sharding = [
         loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
     ]
-    if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
+    if len(ranks) < 2 or may_be_averaged_later(record):
+        return
+    divided = {loader.rank for loader in sharding} == set(ranks)
+    if not divided and (not record.wraps or is_sharded(record) or exchanges(record)):
         return
     in_place = bool(record.sharded_modules) and all(one.by == IN_PLACE for one in record.sharded_modules)
     ignored = {name for one in record.sharded_modules for name in one.ignored}
@@ -288,7 +292,9 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
             continue
         step_ns = first.steps[ranks[0]].time_ns
         own = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns]
-        before = [b for b in own if not b.wraps] or own
+        if not divided and not (own and own[-1].wraps):
+            continue
+        before = [b for b in own if divided and not b.wraps] or own
         unequal, form = len(first.unequal), "sharded" if in_place else "wrapped" if record.wraps else "no-wrap"
         are = "parameter of the optimizer is" if unequal == 1 else "parameters of the optimizer are"
         by = "in no module that is sharded" if in_place else "in no module that DistributedDataParallel wraps"
@@ -310,7 +316,9 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
                     {"steps": len(steps), "parameters": unequal, "compared": first.compared},
                 ),
                 ("this step uses them", site_location(record.site(first.steps[ranks[0]].site))),
-                ("this loader gives every rank its own part of the data", site_location(record.site(sharding[0].site))),
+                ("this loader gives every rank its own part of the data", site_location(record.site(sharding[0].site)))
+                if divided
+                else ("this backward goes through a DDP model, whose gradients are averaged", None),
             ),
         )
 

@@ -58,3 +58,54 @@ def test_the_line_that_parts_replicas_leads(name: str, tmp_path: Path) -> None:
     assert (finding["code"], finding["locations"][0]["line"]) == (code, here), finding["title"]
     assert sorted(finding["basis"]) == ["rehearsal", "source"]
     assert {fact["basis"] for fact in finding["evidence"]} == {"rehearsal", "source"}
+
+
+BESIDE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(8, 4))
+{made}
+torch.manual_seed(dist.get_rank())
+for step in range(6):
+    x, y = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    optimizer.zero_grad()
+    {loss}
+    loss.backward()
+    {then}
+    optimizer.step()
+dist.destroy_process_group()
+"""
+TEMPERATURE = (
+    "scale = nn.Parameter(torch.ones(1))\noptimizer = torch.optim.SGD([*model.parameters(), scale], 0.1)",
+    "loss = F.cross_entropy(model(x) / scale, y)",
+)
+HEAD = (
+    "head = nn.Linear(4, 4)\n"
+    "optimizer = torch.optim.SGD([{'params': model.parameters()}, {'params': head.parameters()}], 0.1)",
+    "loss = F.cross_entropy(head(model(x)), y)",
+)
+AVERAGED = "dist.all_reduce(scale.grad)\n    scale.grad /= dist.get_world_size()"
+WRAPPED = (HEAD[0].replace("nn.Linear(4, 4)", "DistributedDataParallel(nn.Linear(4, 4))"), HEAD[1])
+
+
+@pytest.mark.parametrize(
+    ("made", "loss", "then", "found"),
+    [
+        pytest.param(*TEMPERATURE, "", ["DDP214"], id="a temperature"),
+        pytest.param(*HEAD, "", ["DDP214"], id="a head", marks=pytest.mark.long),
+        pytest.param(*TEMPERATURE, AVERAGED, [], id="averaged by hand", marks=pytest.mark.long),
+        pytest.param(*WRAPPED, "", [], id="wrapped as well", marks=pytest.mark.long),
+    ],
+)
+def test_what_is_trained_beside_a_wrapped_model_is_told_without_a_loader_too(
+    made: str, loss: str, then: str, found: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(BESIDE.format(made=made, loss=loss, then=then), encoding="utf-8")
+    _, report = check("train.py", cwd=tmp_path)
+    assert [one["code"] for one in report["findings"] if one["severity"] != "advice"] == found
