@@ -50,6 +50,10 @@ def test_the_ranks_that_change_parameters_beside_the_optimizer_are_named(tmp_pat
     _, report = check("--select", "DDP208", "--no-equivalence", "train.py", cwd=tmp_path)
     assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
     (finding,) = report["findings"]
-    assert "the parameters of Linear differ between ranks 0 and 1 after step 4" in finding["title"]
-    assert finding["evidence"][1]["text"].startswith("between steps 3 and 4 the parameters change on rank 1 only")
-    assert "dist.broadcast(parameter.data, src=0)" in finding["remedy"]
+    # The source knows the line, and the run what came of it and between which steps.
+    line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "copy_(kept)" in text)
+    assert (finding["locations"][0]["line"], finding["ranks"]) == (line, [0, 1])
+    facts = [fact["text"] for fact in finding["evidence"]]
+    assert facts[0].startswith("the parameters of Linear differ between ranks 0 and 1 after step 4"), facts
+    assert any(fact.startswith("between steps 3 and 4 the parameters change on rank 1 only") for fact in facts)
+    assert finding["remedy"] == "Change them on every rank: move it out of `if rank == 1 and step == 2`."
