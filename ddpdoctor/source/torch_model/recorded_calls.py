@@ -80,8 +80,8 @@ def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
 def differ_by_rank(value: Value) -> bool:
     """Return whether a value is a known number, and not the same one on all ranks."""
     lanes = value.values if isinstance(value, PerRank) and not value.guessed else ()
-    numbers = {one.value for one in lanes if isinstance(one, Const) and isinstance(one.value, (int, float))}
-    return len(numbers) > 1 and all(isinstance(one, Const) and one.value in numbers for one in lanes)
+    known = [one.value for one in lanes if isinstance(one, Const) and type(one.value) in (int, float)]
+    return len(set(known)) > 1 and len(known) == len(lanes)
 
 
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
