@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.check import Verdict, Via
 from ddpdoctor.checks.gradients.begin_apart_source import ALIKE_BEFORE
+from ddpdoctor.checks.gradients.missing_ddp_wrap import BESIDE
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
@@ -131,7 +132,7 @@ _REMEDIES = {
     ),
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
     "no-wrap": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-    "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
+    "wrapped": BESIDE,
     "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
     "ignored": "Take them out of what is ignored, or average their gradients by dist.all_reduce in each step.",
     "hybrid": "Give the mesh a shard dimension of two ranks or more; for whole replicas use DistributedDataParallel.",

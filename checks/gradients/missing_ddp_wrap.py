@@ -2,8 +2,9 @@
 
 What it finds
     A script that joins a process group and divides its data with a DistributedSampler, but never wraps the model in
-    DistributedDataParallel and has nothing else that averages gradients. In a run also parameters of the optimizer that
-    are in no wrapped or sharded module, or are ignored by one, and sharded modules whose gradients are reduced over a
+    DistributedDataParallel and has nothing else that averages gradients; or whose optimizer steps a module beside the
+    wrapped one, as the head or the weights of a loss. In a run also parameters of the optimizer that are in no wrapped
+    or sharded module, or are ignored by one, and sharded modules whose gradients are reduced over a
     part of the ranks that train them: a hybrid whose shard dimension has one rank, one dimension of a mesh, a group.
 
 Why it is bad
@@ -37,19 +38,23 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.training_loops import division
+from ddpdoctor.source.queries.parameters import has_parameters
+from ddpdoctor.source.queries.training_loops import division, through_ddp
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
     holders,
     innermost_loop,
+    is_ddp,
     loop_nodes,
     optimizers,
+    stepped,
     steps,
     training_events,
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import uses_part
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP
 
 CHECK = Check(
@@ -60,8 +65,9 @@ CHECK = Check(
     needs=frozenset({"collectives", "loaders", "passes", "backwards"})
     | {"optimizer_steps", "gradient_digests", "parameter_digests", "written_averages"},
     subjects=("training",),
-    triggers=("DistributedSampler",),
+    triggers=("DistributedSampler", "DistributedDataParallel"),
 )
+BESIDE = "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step."
 
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
@@ -85,6 +91,7 @@ _PARAMETERS = frozenset({"parameters", "named_parameters"})
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the first backward of a distributed job whose gradients stay on their rank."""
     projection = whole_projection(script)
+    yield from _beside(projection)
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
@@ -115,6 +122,48 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             )
             return
+
+
+def _beside(projection: Projection) -> Iterator[Finding]:
+    """Report modules that an optimizer steps by the gradients of a DDP model's backward, and that no DDP object holds.
+
+    Only where the source shows what each DDP object wraps, and nothing else can average.
+    """
+    machine = projection.machine
+    script = machine.script
+    wraps = list(projection.in_course("wrap"))
+    known = all(isinstance(wrap.argument("module", 0), (Instance, ExternalObject)) for wrap in wraps)
+    if not wraps or not known or any(wrap.ranks != ALL_RANKS or wrap.name != DDP for wrap in wraps):
+        return
+    if uses_part(script, _OTHER_WRAPPERS) or _imports_library(script) or averages_by_hand(script):
+        return
+    frozen = {one.receiver for one in training_events(projection, "requires_grad_") if one.receiver is not None}
+    told: set[int] = set()
+    for optimizer in optimizers(projection):
+        own = [step for step in steps(projection) if optimizer.ordinal in stepped(step) and step.ranks == ALL_RANKS]
+        for held in holders(projection, optimizer):
+            if not isinstance(held, (Instance, ExternalObject)) or is_ddp(held) or held.number in told:
+                continue
+            parts = [
+                one.number for one in parts_of_module(machine, held) if isinstance(one, (Instance, ExternalObject))
+            ]
+            if machine.wrapped.keys() & parts or held in frozen or not has_parameters(machine, held):
+                continue
+            pairs = ((backward, step) for backward in projection.in_course("backward") for step in own)
+            used = next((pair for pair in pairs if through_ddp(projection, pair[0]) and _uses(pair[1], pair[0])), None)
+            if used is not None:
+                told.add(held.number)
+                name = held.cls.node.name if isinstance(held, Instance) else held.name.rpartition(".")[2]
+                yield CHECK.finding(
+                    f"the optimizer also steps {name}, which is in no module that DistributedDataParallel wraps: its "
+                    "gradients stay on their rank",
+                    remedy=BESIDE,
+                    locations=optimizer.location,
+                    because=(
+                        ("this backward goes through a DDP model as well, whose gradients are averaged", used[0]),
+                        ("this step uses them", used[1]),
+                    ),
+                )
 
 
 def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:

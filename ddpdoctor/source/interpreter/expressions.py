@@ -338,12 +338,13 @@ def _mixed(*values: Value) -> Value:
 
 def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
     values: list[Value] = []
-    for element in node.elts:
+    for number, element in enumerate(node.elts, 1):
         if isinstance(element, ast.Starred):
             inner = evaluate(machine, element.value)
             if not isinstance(inner, SequenceValue) or inner.open:
-                rest = [evaluate(machine, other) for other in node.elts if not isinstance(other, ast.Starred)]
-                return SequenceValue((derived([inner, *rest]),), open=True)
+                others = (other.value if isinstance(other, ast.Starred) else other for other in node.elts[number:])
+                rest = [evaluate(machine, other) for other in others]
+                return SequenceValue((derived([*values, inner, *rest]),), open=True)
             values.extend(inner.values)
         else:
             values.append(evaluate(machine, element))

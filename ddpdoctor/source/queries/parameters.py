@@ -237,11 +237,12 @@ def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
 def _parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
-        if value is not None and _has_parameters(machine, value):
+        if value is not None and has_parameters(machine, value):
             yield name
 
 
-def _has_parameters(machine: Machine, value: Value) -> bool:
+def has_parameters(machine: Machine, value: Value) -> bool:
+    """Return whether a module certainly has parameters of its own, or in its parts."""
     if isinstance(value, ExternalObject):
         made = machine.object(value)
         if made is None or not made.complete:
@@ -252,7 +253,7 @@ def _has_parameters(machine: Machine, value: Value) -> bool:
                 for item in made.positional
                 for part in (item.values if isinstance(item, SequenceValue) else (item,))
             ]
-            return bool(inner) and any(_has_parameters(machine, part) for part in inner)
+            return bool(inner) and any(has_parameters(machine, part) for part in inner)
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
     if isinstance(value, Instance):
@@ -422,7 +423,7 @@ def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[st
     """Yield the attributes that have parameters in any of the ways in which the module is made."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
-        if value is not None and any(_has_parameters(machine, option) for option in options_of(value)):
+        if value is not None and any(has_parameters(machine, option) for option in options_of(value)):
             yield name
 
 
