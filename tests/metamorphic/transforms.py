@@ -224,6 +224,15 @@ def aliased(files: Files) -> Files:
 
 def _alias(tree: ast.Module, own: set[str]) -> ast.Module:
     new: dict[str, str] = {}
+    evaluated = {
+        word
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "eval"
+        for text in ast.walk(call)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        for word in text.value.split(".")
+    }
+    """Names in a text that is evaluated, where they stay what they are."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.ImportFrom)
@@ -236,7 +245,7 @@ def _alias(tree: ast.Module, own: set[str]) -> ast.Module:
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 plain = alias.asname or "." not in alias.name
-                if plain and f"{alias.name}.py" not in own:
+                if plain and f"{alias.name}.py" not in own and (alias.asname or alias.name) not in evaluated:
                     new[alias.asname or alias.name] = alias.asname = f"za_{(alias.asname or alias.name)}"
     dotted = {
         alias.name.partition(".")[0]
