@@ -248,8 +248,6 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
     """Changes of a replica that each rank makes or not by its own batches or clock, where no rank waits for it."""
     if uses_part(projection.machine.script, _REDUCERS):
         return
-    from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
-
     waited_for = projection.in_course("backward", "collective", "ddp-forward")
     told = {test for event in waited_for for _, test in event.undecided}
     seen: set[ast.AST] = set()
@@ -258,7 +256,11 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
             continue
         for (module, test), value in zip(event.undecided, event.deciding, strict=False):
             what = _DECIDED.get(_what(projection, event)) if test not in told and _is_own(value) else None
-            if what is None or is_of_whole_set(projection, value) or communicates(projection, event):
+            if what is None:
+                continue
+            from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+
+            if is_of_whole_set(projection, value) or communicates(projection, event):
                 continue
             seen.add(event.node)
             condition = module.excerpt(test, 60)
