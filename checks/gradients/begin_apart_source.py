@@ -9,11 +9,11 @@ from ddpdoctor.check import Verdict
 from ddpdoctor.checks.data.unseeded_random_split import seeds_of
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, FALSE, ExternalObject, PerRank, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, FALSE, ExternalObject, Instance, PerRank, constant
 from ddpdoctor.source.libraries.sharding import PART
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.meshes import MeshUse, mesh_uses
-from ddpdoctor.source.queries.wrapped_models import averages_by_hand
+from ddpdoctor.source.queries.wrapped_models import averages_by_hand, reaches_unread
 from ddpdoctor.source.script.script import calls_any
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
@@ -43,6 +43,9 @@ def begin_apart(projection: Projection) -> Iterator[Verdict]:
         return
     told: set[ast.AST] = set()
     for use in mesh_uses(projection):
+        model = use.event.receiver
+        if isinstance(model, (Instance, ExternalObject)) and reaches_unread(projection, model):
+            continue
         kept = _kept(projection, use)
         made = _made_apart(projection, use, seeds) if kept else None
         if made is None or made[0].node in told:

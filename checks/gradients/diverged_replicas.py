@@ -63,17 +63,20 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.wrapped_models import (
+    PARAMETERS,
     has_no_tensors,
     holders,
+    innermost_loop,
     is_ddp,
     is_optimizer,
     numbers_of,
+    reaches_unread,
     stepped,
     steps,
     training_events,
     value_of_root,
 )
-from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
     CHANGED,
@@ -234,6 +237,13 @@ def _is_own(value: Value) -> bool:
     return is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
 
 
+def _leaves(module: Module, test: ast.AST) -> bool:
+    """Return whether what a condition decides ends in a jump: to the next turn, or out of the loop or the function."""
+    branch = module.parents.get(test)
+    last = branch.body[-1] if isinstance(branch, ast.If) else None
+    return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
+
+
 # What each rank may do or not, by what it alone has.
 _DECIDED = {
     "step": "its optimizer steps",
@@ -248,16 +258,17 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
     """Changes of a replica that each rank makes or not by its own batches or clock, where no rank waits for it."""
     if uses_part(projection.machine.script, _REDUCERS):
         return
-    waited_for = projection.in_course("backward", "collective", "ddp-forward")
+    waited_for = list(projection.in_course("backward", "collective", "ddp-forward"))
     told = {test for event in waited_for for _, test in event.undecided}
     seen: set[ast.AST] = set()
     for event in projection.in_course("call", "training"):
         if event.ranks != ALL_RANKS or event.node in seen or not event.deciding:
             continue
+        later = any(one.ordinal > event.ordinal and innermost_loop(one) is innermost_loop(event) for one in waited_for)
         for (module, test), value in zip(event.undecided, event.deciding, strict=False):
             what = _DECIDED.get(_what(projection, event)) if test not in told and _is_own(value) else None
-            if what is None:
-                continue
+            if what is None or (later and _leaves(module, test)):
+                continue  # Ranks that leave miss what the others wait in, of which another check speaks.
             from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
             if is_of_whole_set(projection, value) or communicates(projection, event):
@@ -288,7 +299,7 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
         what = _numbered(projection, event) if event.ranks == ALL_RANKS and event.node not in seen else ""
         if not what or event.ordinal < handed_on or not _is_trained_after(projection, event):
             continue
-        if what == "the parameters" and event.ordinal < wraps[0].ordinal:
+        if what == "the parameters" and (event.ordinal < wraps[0].ordinal or _may_be_alike(projection, wraps)):
             continue
         seen.add(event.node)
         step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
@@ -351,10 +362,21 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
         if not _is_trained_after(projection, event):
             continue  # As where the first rank loads the best weights to test them.
         wrap = next((wrap for wrap in wraps if wrap.ordinal < event.ordinal), None)
+        if what == "parameters" and _may_be_alike(projection, wraps):
+            continue
         if what not in ("load", "parameters") or wrap:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
             apart = wrap if what in ("load", "parameters") else None
             yield _lone_change(event, guard, _LONE[what], shown, apart)
+
+
+def _may_be_alike(projection: Projection, wraps: Sequence[Event]) -> bool:
+    """Return whether a call that was not followed is given a model, and may hand one rank's parameters to all."""
+    models = [
+        *(wrap.argument("module", 0) for wrap in wraps),
+        *(ExternalObject(one.ordinal, one.name) for one in wraps),
+    ]
+    return any(isinstance(one, (Instance, ExternalObject)) and reaches_unread(projection, one) for one in models)
 
 
 def _hands_on(collective: Event) -> bool:
@@ -462,7 +484,7 @@ def _is_parameter(event: Event) -> bool:
     loops = (loop.node for loop in event.loops if isinstance(loop.node, ast.For))
     over = [part for loop in loops if owner is not None and (part := _gone_through(loop, owner)) is not None]
     calls = (inner for part in over for inner in descend(part) if isinstance(inner, ast.Call))
-    return any(last_name(call.func) in ("parameters", "named_parameters") for call in calls)
+    return any(last_name(call.func) in PARAMETERS for call in calls)
 
 
 def _holding(node: ast.expr) -> ast.expr:

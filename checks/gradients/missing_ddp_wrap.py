@@ -41,12 +41,14 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import has_parameters
 from ddpdoctor.source.queries.training_loops import division, through_ddp
 from ddpdoctor.source.queries.wrapped_models import (
+    PARAMETERS,
     averages_by_hand,
     holders,
     innermost_loop,
     is_ddp,
     loop_nodes,
     optimizers,
+    reaches_unread,
     stepped,
     steps,
     training_events,
@@ -85,7 +87,6 @@ _OTHER_LIBRARIES = (
 )  # fmt: skip
 # They make plain modules: none of them wraps its model for several ranks.
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
-_PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ def _beside(projection: Projection) -> Iterator[Finding]:
                 continue
             pairs = ((backward, step) for backward in projection.in_course("backward") for step in own)
             used = next((pair for pair in pairs if through_ddp(projection, pair[0]) and _uses(pair[1], pair[0])), None)
-            if used is not None:
+            if used is not None and not reaches_unread(projection, held):
                 told.add(held.number)
                 name = held.cls.node.name if isinstance(held, Instance) else held.name.rpartition(".")[2]
                 yield CHECK.finding(
@@ -277,7 +278,7 @@ def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
 def _made_by_known_library(module: Module, optimizer: Event) -> bool:
     """Return whether the models in an optimizer's arguments are assigned from calls of well-known libraries only."""
     made = made_from(optimizer.node, module.body_around(optimizer.node))
-    models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in _PARAMETERS]
+    models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in PARAMETERS]
     names = {node.id for model in models for node in descend(model) if isinstance(node, ast.Name)}
     found = False
     for node in module.assigning(module.tree, *names):

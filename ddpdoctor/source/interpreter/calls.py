@@ -161,7 +161,7 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
         promised = promised_by_name(machine, name)
         if promised is not None:
             return promised
-    machine.note_unread(node)
+    machine.note_unread(node, given.values)
     result = derived([function, *given.values])
     return Unknown(result.varying, opaque=True, tags=result.tags)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import (
@@ -168,6 +168,8 @@ class Memory:
         """The scopes that a function defined in a scope can see, innermost first."""
         self.unread: dict[ast.AST, Module] = {}
         """Calls of what was not read, of the project or of a library of which nothing is known, with their modules."""
+        self.handed: dict[ast.AST, tuple[Value, ...]] = {}
+        """What these calls are given, when they are last come to."""
         self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
@@ -350,9 +352,10 @@ class Memory:
                 if self.mask >> rank & 1:
                     self.sinks[rank].append(event)
 
-    def note_unread(self, node: ast.AST) -> None:
-        """Note that something is called of which nothing is known but its name."""
+    def note_unread(self, node: ast.AST, given: Iterable[Value]) -> None:
+        """Note that something is called of which nothing is known but its name, and what it is given."""
         self.unread.setdefault(node, self.frames[-1].module)
+        self.handed[node] = tuple(given)
 
     def note(
         self, kind: EventKind, name: str, node: ast.AST, given: Arguments = NO_ARGUMENTS, receiver: Value | None = None

@@ -11,8 +11,9 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module, descend, made_from
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import DDP
 
@@ -24,8 +25,10 @@ _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 _GRADIENTS = frozenset({"grad"})
+PARAMETERS = frozenset({"parameters", "named_parameters"})
+"""Methods of a module that give its parameters."""
 # What is handed on of them is no norm or count, as the ranks reduce it.
-_WEIGHTS = _GRADIENTS | {"parameters", "named_parameters", "state_dict"}
+_WEIGHTS = _GRADIENTS | PARAMETERS | {"state_dict"}
 
 
 def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
@@ -77,6 +80,28 @@ def value_of_root(projection: Projection, event: Event, node: ast.expr) -> Itera
         held = store.get(option.number, attributes[-1]) if isinstance(option, Instance) and attributes else None
         is_module = isinstance(option, Instance) and option.number in projection.machine.wrapped
         yield from (option,) if held is None or is_module else options_of(held)
+
+
+def reaches_unread(projection: Projection, module: Instance | ExternalObject) -> bool:
+    """Return whether a call that was not followed is given a module, or what is made of its parameters.
+
+    It may do anything to them. The module's output is none of that: ``loss(model(x))``.
+    """
+    machine = projection.machine
+    asked = [one.node for one in training_events(projection, *PARAMETERS) if one.receiver == module]
+    calls = [node.func for node in asked if isinstance(node, ast.Call)]
+    names = {last_name(function.value) for function in calls if isinstance(function, ast.Attribute)} - {""}
+    for values in machine.handed.values():
+        parts = (part for value in values for part in parts_of_module(machine, value))
+        if any(isinstance(part, (Instance, ExternalObject)) and part.number == module.number for part in parts):
+            return True
+    for call, inside in machine.unread.items():
+        given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
+        for node in (one for part in given for one in origins_of(part, inside.body_around(call))):
+            around = inside.parents.get(node)
+            if not (isinstance(around, ast.Call) and around.func is node) and last_name(node) in names:
+                return True
+    return False
 
 
 def training_events(projection: Projection, *names: str) -> Iterator[Event]:
@@ -242,7 +267,7 @@ def holders(projection: Projection, optimizer: Event) -> list[Value]:
     """Return the models with ``parameters()`` in an optimizer's arguments, or in their variables."""
     asked = {
         event.node: event.receiver
-        for event in training_events(projection, "parameters", "named_parameters")
+        for event in training_events(projection, *PARAMETERS)
         if event.receiver is not None and event.ordinal < optimizer.ordinal
     }
     body = optimizer.module.body_around(optimizer.node)

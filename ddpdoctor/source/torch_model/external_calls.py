@@ -217,7 +217,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     ):
         return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
-        machine.note_unread(node)
+        machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
         return _mixture_of(receiver, given.values, opaque=True)
     if name == "format":

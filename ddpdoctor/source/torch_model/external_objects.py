@@ -461,7 +461,7 @@ def _unread(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Val
     """Return the result of a function of which only the name is known."""
     last = name.rpartition(".")[2]
     if not name.startswith(_KNOWN):
-        machine.note_unread(node)
+        machine.note_unread(node, given.values)
     promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
     if promised is not None:
         return promised
