@@ -161,6 +161,7 @@ def _beside(projection: Projection) -> Iterator[Finding]:
                     remedy=BESIDE,
                     locations=optimizer.location,
                     because=(
+                        (f"the optimizer is given the parameters of {name} here", optimizer),
                         ("this backward goes through a DDP model as well, whose gradients are averaged", used[0]),
                         ("this step uses them", used[1]),
                     ),
