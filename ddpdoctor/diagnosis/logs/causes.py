@@ -367,6 +367,9 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     """Leave out what says less of the same: lines beside a traceback, signals that the launcher reports as well."""
     told = {(one.rank, one.kind) for one in incidents if one.frames and one.type}
     launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
+    reasons = {
+        one.signal: one.message.partition("; terminate called")[0] for one in incidents if one.type == "terminate"
+    }
     kept: list[Incident] = []
     for one in sorted(incidents, key=lambda one: (one.time_ns == 0, one.time_ns if not one.file else 0, one.position)):
         shadow = not one.frames and one.type == "" and (one.rank, one.kind) in told
@@ -379,7 +382,8 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
             other.kind in OWN and other.type not in (*_REPEATING, "launcher") for other in incidents
         )
         if not (shadow or unknown or repeated or announced or _says_less_than_another(one, incidents)):
-            kept.append(one)
+            why = reasons.get(one.signal) if one.type == "launcher" and one.kind == "signalled" else None
+            kept.append(replace(one, message=why) if why else one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
         kept = [one for one in kept if one.kind != "interrupted"]
