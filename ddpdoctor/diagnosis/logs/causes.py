@@ -431,10 +431,17 @@ def _is_own(one: Incident) -> bool:
     return one.kind in OWN or (one.kind == "no-rendezvous" and _OWN_RENDEZVOUS.search(one.message) is not None)
 
 
+def _ends_what_waited(one: Incident, groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> bool:
+    """Return whether a signal came from outside to a job whose ranks had given up waiting for each other."""
+    return one.kind == "ended-from-outside" and any(
+        group[0].kind in ("timed-out", "stuck") and surely_before(group[0], one, evidence) for group in groups
+    )
+
+
 def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
     followed = explained(groups, evidence)
     groups = [group for place, group in enumerate(groups) if place not in followed] or groups
-    own = [group for group in groups if _is_own(group[0])]
+    own = [group for group in groups if _is_own(group[0]) and not _ends_what_waited(group[0], groups, evidence)]
     hardware = [group for group in own if group[0].kind in ("gpu", "killed-by-kernel")]
     told = [group[0] for group in own]
     if evidence.ordered:
