@@ -299,10 +299,10 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
     if (drawn := number_from_store(name, receiver, given.positional)) is not None:
         return drawn
     if name in MODULE_SELF_METHODS and is_model(receiver):
-        note_device(machine, node, name, given)
+        note_device(machine, node, name, given, receiver)
         return receiver
     if name in {"cuda", "to"}:
-        note_device(machine, node, name, given)
+        note_device(machine, node, name, given, receiver)
     return None
 
 

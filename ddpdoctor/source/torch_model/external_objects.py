@@ -310,11 +310,11 @@ def _text_of_device(index: Value) -> Value:
     return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
 
 
-def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments) -> None:
-    """Note what a rank gives as its device."""
+def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments, receiver: Value | None = None) -> None:
+    """Note what a rank gives as its device, and what it moves there."""
     value = given.positional[0] if given.positional else given.named.get("device")
     if value is not None:
-        machine.emit("device", name, node, Arguments((value,)))
+        machine.emit("device", name, node, Arguments((value,)), receiver=receiver)
 
 
 # What makes the process group, itself or in a framework.
