@@ -78,7 +78,7 @@ class Machine(Memory):
             own = None if self.in_parent else self.own_test(self, test, self.present(value))
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
-            by_rank = varying and own is None and not tags_of(value)
+            by_rank = varying and (own is None or own.kind == "turns") and not tags_of(value)
             self.fork([when_true, when_false], test, value, varying=varying, own=own, by_rank=by_rank)
             return
         if yes == start:
@@ -170,7 +170,7 @@ class Machine(Memory):
             if not reached and living and not all_raise(sinks, start):
                 self._leave_behind(written, sinks, start, varying, own is not None)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
-        if own is not None and own.kind not in ("files", "polled"):
+        if own is not None and own.kind not in ("files", "polled", "turns"):
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
         self.mask = 0
         for _, reached, _ in outcomes:

@@ -170,9 +170,24 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
     if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
         return None
     kind = _kind(machine, tags)
+    if kind is None and machine.loops and isinstance(node, ast.expr) and is_varying(value) and _is_by_number(value):
+        from ddpdoctor.source.ranks.counted_turns import holds_unequally
+
+        return _described(machine, node, "turns") if holds_unequally(machine, node) else None
     if kind is None or text_hints_at_ranks(ast.unparse(node)) or not _varies(machine, node):
         return None
     return _described(machine, node, kind)
+
+
+def _is_by_number(value: Value) -> bool:
+    """Return whether nothing but numbers of ranks and what is the same on all of them may be in a value."""
+    return {kind for kind, _ in tags_of(value)} <= {
+        "remainder",
+        "quotient",
+        "world-size",
+        "rank-of-job",
+        "rank-of-node",
+    }
 
 
 def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
