@@ -75,6 +75,7 @@ _REMEDIES = {
     "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",
     **dict.fromkeys(("files", "polled"), "Let rank 0 look and broadcast the result, then branch on it."),
     "turns": "Take the rank out of the condition, so that all ranks run it in the same turns.",
+    "reduced": "Give the result to all ranks: dist.all_reduce instead of dist.reduce.",
     "guard": "Let every rank read it, or broadcast it from the rank that did.",
     "store": "Give every rank the same number of pieces, or stop together: all-reduce whether any rank has run out.",
 }
@@ -198,6 +199,7 @@ WORDS: Mapping[OwnKind, str] = {
     "store": "the number that this rank got from the store",
     "guard": "a number that only some ranks were given",
     "turns": "the number of the rank",
+    "reduced": "a result of dist.reduce, which one rank alone gets",
     "state": "what the rank decided from its own data before",
     "order": "in the order of a set, which differs between processes",
 }

@@ -50,6 +50,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     RANKS,
+    REDUCED,
     ExternalObject,
     Instance,
     Value,
@@ -175,7 +176,7 @@ REDUCED_PLATEAU = (
 )
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 # Kinds of the tags of what no two ranks have alike.
-_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part"})
+_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part", "reduced"})
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
@@ -195,7 +196,12 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
     for event in training_events(projection, "step"):
         options = () if event.receiver is None else options_of(event.receiver)
         metric = event.argument("metrics", 0)
-        if event.node in seen or event.ranks != ALL_RANKS or metric is None or not is_local(metric):
+        if (
+            event.node in seen
+            or event.ranks != ALL_RANKS
+            or metric is None
+            or not (is_local(metric) or REDUCED in tags_of(metric))
+        ):
             continue
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
@@ -204,7 +210,7 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
                 OWN_PLATEAU,
                 remedy=REDUCED_PLATEAU,
                 locations=event.location,
-                because=("this value comes from the rank's own batches, and was not reduced", event),
+                because=(_why(metric, "batches"), event),
             )
 
 
@@ -229,8 +235,15 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
                     remedy=f"Make `{key}` of the number of the step, or of a value that dist.all_reduce has made the "
                     "same on all ranks.",
                     locations=event.location,
-                    because=("this value comes from the rank's own batches or clock, and was not reduced", event),
+                    because=(_why(value), event),
                 )
+
+
+def _why(value: Value, origin: str = "batches or clock") -> str:
+    """Return why a value is not the same on all ranks."""
+    if REDUCED in tags_of(value):
+        return "dist.reduce makes this value whole on one rank alone"
+    return f"this value comes from the rank's own {origin}, and was not reduced"
 
 
 def _is_own(value: Value) -> bool:
@@ -281,7 +294,7 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
                 "all ranks.",
                 locations=event.location,
                 because=(
-                    (f"`{condition}` depends on the rank's own batches or clock", module.location(test)),
+                    (f"`{condition}` decides: {_why(value)}", module.location(test)),
                     ("only ranks for which it holds come here", event),
                 ),
             )

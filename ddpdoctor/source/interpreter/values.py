@@ -218,6 +218,8 @@ BAR_COUNT = "bar-count"
 """Kind of the tags of what it has counted where it is on; the number is the line that makes it."""
 SYNCHRONISED = Unknown(tags=frozenset({("agreed", 0)}))
 """What a collective made the same on every rank."""
+REDUCED: Tag = ("reduced", 0)
+"""Of what ``dist.reduce`` made whole on one rank alone."""
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
 NO_CONTEXT = External("contextlib.nullcontext")

@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     MEMBERS,
+    REDUCED,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -67,7 +68,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic",
+    "statistic", "reduced",
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -252,6 +253,8 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     """Return by what of its own a rank decides; a loader that gives every rank the same batches does not count."""
     kinds = {kind for kind, _ in tags}
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
+    if REDUCED in tags:
+        return "reduced"
     if loaders:
         return "batch" if any(is_own_loader(machine, number) for number in loaders) else None
     if "ddp" in kinds:

@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     NO_SYNC,
     NONE,
     OPAQUE,
+    REDUCED,
     SYNCHRONISED,
     TRUE,
     UNIFORM,
@@ -423,7 +424,8 @@ def _collective(name: str, machine: Machine, node: ast.AST, given: Arguments) ->
                 node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
             )
             if target is not None:
-                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else VARYING)
+                of_one = Unknown(True, tags=frozenset({REDUCED})) if whole and short == "reduce" else VARYING
+                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else of_one)
                 if how.uniform and whole and isinstance(target, ast.Name):
                     machine.frame.agreed.add(target.id)
     return SYNCHRONISED
