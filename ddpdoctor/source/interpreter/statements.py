@@ -227,6 +227,9 @@ def _loop(
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
     inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    if inner is None and not around.once:  # The next turn may come to what only changed variables lead to.
+        frame = LoopFrame(around)
+        inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))
