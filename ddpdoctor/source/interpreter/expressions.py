@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     FALSE,
     MEMBERS,
     OPAQUE,
+    OWN_LENGTH,
     RANKS,
     TRUE,
     UNIFORM,
@@ -60,7 +61,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
+from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned
@@ -418,6 +419,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         overwrite(machine, node.value, Unknown(True, False, result.tags | {MEMBERS}))  # The key is made.
     if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
         return never_none(result)
+    if is_varying(key) and isinstance(container, Unknown) and is_mask(machine, node.slice):
+        return tagged(result, frozenset({OWN_LENGTH}))
     return picked(machine, node, result) if is_rank_key(key) else result
 
 

@@ -18,6 +18,8 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     MEMBERS,
+    OWN_LENGTH,
+    OWN_ROWS,
     REDUCED,
     UNIFORM,
     Arguments,
@@ -156,8 +158,30 @@ def extent_of(value: Value) -> Value | None:
 def members_of(name: str, result: Unknown) -> Unknown:
     """Mark the result of ``set``, ``unique`` and the like: the number of its items depends on the data."""
     if result.varying and makes_members(name):
-        return Unknown(True, result.opaque, result.tags | {MEMBERS})
+        length = OWN_ROWS if name.endswith("set") else OWN_LENGTH
+        return Unknown(True, result.opaque, result.tags | {MEMBERS, length})
     return result
+
+
+def is_of_own_length(machine: Machine, value: Value) -> bool:
+    """Return whether a tensor is as long as the data of each rank makes it."""
+    tags = tags_of(value)
+    return is_varying(value) and OWN_LENGTH in tags and _kind(machine, tags) in ("batch", "state")
+
+
+def is_mask(machine: Machine, node: ast.AST) -> bool:
+    """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
+    if isinstance(node, ast.Name):
+        module = machine.frame.module
+        assigned = module.assigning(module.body_around(node), node.id)
+        return bool(assigned) and all(
+            not isinstance(one.value, ast.Name) and is_mask(machine, one.value) for one in assigned
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
+        return is_mask(machine, node.left) and is_mask(machine, node.right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return is_mask(machine, node.operand)
+    return isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn))
 
 
 def makes_members(name: str) -> bool:

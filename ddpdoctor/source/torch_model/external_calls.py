@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     NO_SYNC,
     NONE,
     OPAQUE,
+    OWN_ROWS,
     REDUCED,
     SYNCHRONISED,
     TRUE,
@@ -117,7 +118,10 @@ _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 # Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 # Methods that give another form of a tensor or a module, whatever it is, and so never None.
-_MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous"})
+_MOVES = frozenset(
+    {"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous", "squeeze", "flatten"}
+)
+_GROWS = frozenset({"append", "extend", "insert"})
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
@@ -220,7 +224,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
-        return _mixture_of(receiver, given.values, opaque=True)
+        return _mixture_of(receiver, name, given.values, opaque=True)
     if name == "format":
         given = _as_texts(machine, given)
     note_method(machine, node, receiver, name, given)
@@ -257,11 +261,12 @@ def _is_unremarkable(name: str) -> bool:
     return not promises and not known and not is_noted_method(name)
 
 
-def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unknown:
+def _mixture_of(receiver: Value, name: str, arguments: list[Value], *, opaque: bool) -> Unknown:
     """Return what an unreadable method gives: something with the origins of its object and its arguments."""
     result = derived([receiver, *arguments])
     tags = tags_of(receiver)
-    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
+    lost = ("loader",) if name in _MOVES else ("loader", "length")
+    own = frozenset(tag for tag in tags if tag[0] not in lost) if tags else tags
     return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
 
 
@@ -354,6 +359,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     receiver, name = function.receiver, function.name
     if name == "update" and adopts_variables(machine, node, receiver):
         return NONE
+    if name in _GROWS and OWN_ROWS in tags_of(receiver) and _fills_up(machine) and isinstance(node, ast.Call):
+        overwrite(machine, node.func.value, derived((receiver,)))  # type: ignore[attr-defined]
     sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
         return sized
@@ -371,10 +378,15 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     known = container_method(machine, node, function, arguments) if not unread else None
     if known is not None:
         return known
-    result = members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+    result = members_of(name, _mixture_of(receiver, name, arguments, opaque=unread))
     if machine.sharded and name in ("parameters", "named_parameters") and sharding.is_in_parts(machine, receiver):
         return tagged(result, frozenset({(SHARDED_PARAMETERS, 0)}))
     return never_none(result) if name in _MOVES else result
+
+
+def _fills_up(machine: Machine) -> bool:
+    """Return whether a loop runs as long as something is not reached: ``while len(rows) < most: rows.append(0)``."""
+    return bool(machine.loops) and isinstance(machine.loops[-1].around.node, ast.While) and not machine.own_tests
 
 
 def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value:
