@@ -48,6 +48,7 @@ from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    DRAWN,
     NONE,
     RANKS,
     REDUCED,
@@ -81,6 +82,7 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
     CHANGED,
+    DRAWN_ANEW,
     GROUP_SETTINGS,
     SET_PARAM_GROUP,
     SET_REQUIRES_GRAD,
@@ -316,13 +318,21 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
             continue
         seen.add(event.node)
         step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
+        is_drawn = event.name == DRAWN_ANEW or not any(map(differ_by_rank, (*event.positional, *event.named.values())))
+        how = (
+            f"changes {what} by random numbers of its own" if is_drawn else f"gives {what} another number, by its rank"
+        )
+        drawn = "Draw them before DDP wraps the model, or from one seed on all ranks."
         yield CHECK.finding(
-            f"each rank gives {what} another number, by its rank: equal gradients lead to different models",
-            remedy="Give every rank the same number.",
+            f"each rank {how}: equal gradients lead to different models",
+            remedy=drawn if is_drawn else "Give every rank the same number.",
             locations=event.location,
             severity=Severity.ERROR,
             because=(
-                ("this number depends on the rank", event),
+                (
+                    "the generators of the ranks have other seeds" if is_drawn else "this number depends on the rank",
+                    event,
+                ),
                 ("the ranks step apart here", step.location),
                 ("DDP makes the replicas alike here", wraps[0].location),
             ),
@@ -344,7 +354,9 @@ def _numbered(projection: Projection, event: Event) -> str:
         rates.update({"lr": event.positional[1]} if len(event.positional) > 1 else {})
         key = next((name for name, one in rates.items() if differ_by_rank(one)), "")
         return f"`{key}` of its optimizer" if key and _holds_replica(projection, [made]) else ""
-    changed = _what(projection, event) if any(map(differ_by_rank, event.positional)) else ""
+    numbers = (*event.positional, *event.named.values())
+    own = event.name == DRAWN_ANEW or any(differ_by_rank(one) or DRAWN in tags_of(one) for one in numbers)
+    changed = _what(projection, event) if own else ""
     return f"the {changed}" if changed in ("gradients", "parameters") else ""
 
 
@@ -449,9 +461,9 @@ def _what(projection: Projection, event: Event) -> str:
         held = _holds_replica(projection, options) or all(_is_of_replica(projection, one) for one in options)
         return "gradients" if held else ""
     function = event.name.rpartition(".")[2] if event.name.startswith("torch.nn.") else ""
-    if event.name == CHANGED or function in _CLIPS or (function and is_in_place(function)):
+    if event.name in (CHANGED, DRAWN_ANEW) or function in _CLIPS or (function and is_in_place(function)):
         of_gradients = function in _CLIPS or ".grad" in ast.unparse(event.node)
-        if of_gradients or function or _is_parameter(event):
+        if of_gradients or function or event.name == DRAWN_ANEW or _is_parameter(event):
             return ("gradients" if of_gradients else "parameters") if _is_replicated(projection, event) else ""
     return ""
 
@@ -477,7 +489,7 @@ def _is_replicated(projection: Projection, event: Event) -> bool:
     """Return whether an event changes parameters of a model in a DDP object: of ``net`` in ``net[0].parameters()``."""
     node = event.node.func if isinstance(event.node, ast.Call) else event.node
     owner: ast.expr | None = node.value if isinstance(node, ast.Attribute) else None
-    if isinstance(event.node, ast.Call) and event.name.startswith("torch."):
+    if isinstance(event.node, ast.Call) and (event.name.startswith("torch.") or event.receiver is None):
         owner = event.node.args[0] if event.node.args else None
     for loop in reversed(event.loops):
         if owner is not None and isinstance(loop.node, ast.For):

@@ -31,6 +31,8 @@ MEMBERS: Tag = ("members", 0)
 """Of a collection with a length that depends on what is in it."""
 
 
+DRAWN: Tag = ("drawn", 0)
+"""Tag of what comes from a generator that each rank has given a seed of its own."""
 OWN_LENGTH: Tag = ("length", 0)
 """Of a tensor that is as long as a rank's own data makes it, as long as nothing may have changed that ..."""
 OWN_ROWS: Tag = ("length", 1)

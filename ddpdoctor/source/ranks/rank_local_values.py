@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    DRAWN,
     MEMBERS,
     OWN_LENGTH,
     OWN_ROWS,
@@ -448,8 +449,6 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
 
 # Draws by a seed of the rank's own: generators, and environments that are played.
 
-DRAWN: Tag = ("drawn", 0)
-"""Tag of what comes from a generator that each rank has given a seed of its own."""
 TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 # Draws from torch's own generator, which begins each process with a seed of its own.

@@ -62,7 +62,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     queries_file,
 )
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
-from ddpdoctor.source.torch_model.buffers import note_buffer
+from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
@@ -121,6 +121,8 @@ _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 _MOVES = frozenset(
     {"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous", "squeeze", "flatten"}
 )
+MOST_PARTS = 20
+"""Of a module, that are each handed to the function that it is to apply."""
 _GROWS = frozenset({"append", "extend", "insert"})
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
@@ -305,6 +307,11 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
     if (drawn := number_from_store(name, receiver, given.positional)) is not None:
         return drawn
     if name in MODULE_SELF_METHODS and is_model(receiver):
+        if name == "apply" and given.positional and isinstance(given.positional[0], Function):
+            made = machine.object(receiver)
+            inside = made.argument("module", 0) if made is not None and made.kind == "wrap" else receiver
+            for part in list(parts_of_module(machine, inside or receiver, registered=True))[:MOST_PARTS]:
+                machine.apply(machine, node, given.positional[0], Arguments((part,)))
         note_device(machine, node, name, given, receiver)
         return receiver
     if name in {"cuda", "to"}:
