@@ -78,6 +78,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     value_of_root,
 )
+from ddpdoctor.source.ranks.rank_local_values import TORCHS, seeded
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
@@ -319,9 +320,8 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
         seen.add(event.node)
         step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
         is_drawn = event.name == DRAWN_ANEW or not any(map(differ_by_rank, (*event.positional, *event.named.values())))
-        how = (
-            f"changes {what} by random numbers of its own" if is_drawn else f"gives {what} another number, by its rank"
-        )
+        by_number = f"gives {what} another number, by its rank"
+        how = f"changes {what} by random numbers of its own" if is_drawn else by_number
         drawn = "Draw them before DDP wraps the model, or from one seed on all ranks."
         yield CHECK.finding(
             f"each rank {how}: equal gradients lead to different models",
@@ -329,10 +329,7 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
             locations=event.location,
             severity=Severity.ERROR,
             because=(
-                (
-                    "the generators of the ranks have other seeds" if is_drawn else "this number depends on the rank",
-                    event,
-                ),
+                ("each rank draws its own here" if is_drawn else "this number depends on the rank", event),
                 ("the ranks step apart here", step.location),
                 ("DDP makes the replicas alike here", wraps[0].location),
             ),
@@ -355,7 +352,10 @@ def _numbered(projection: Projection, event: Event) -> str:
         key = next((name for name, one in rates.items() if differ_by_rank(one)), "")
         return f"`{key}` of its optimizer" if key and _holds_replica(projection, [made]) else ""
     numbers = (*event.positional, *event.named.values())
-    own = event.name == DRAWN_ANEW or any(differ_by_rank(one) or DRAWN in tags_of(one) for one in numbers)
+    own = any(differ_by_rank(one) or DRAWN in tags_of(one) for one in numbers)
+    if event.name == DRAWN_ANEW:
+        apart = constant(event.named["apart"])
+        own = (isinstance(apart, frozenset) and TORCHS in apart) or TORCHS not in seeded(projection.machine.script)
     changed = _what(projection, event) if own else ""
     return f"the {changed}" if changed in ("gradients", "parameters") else ""
 
@@ -463,7 +463,10 @@ def _what(projection: Projection, event: Event) -> str:
     function = event.name.rpartition(".")[2] if event.name.startswith("torch.nn.") else ""
     if event.name in (CHANGED, DRAWN_ANEW) or function in _CLIPS or (function and is_in_place(function)):
         of_gradients = function in _CLIPS or ".grad" in ast.unparse(event.node)
-        if of_gradients or function or event.name == DRAWN_ANEW or _is_parameter(event):
+        of_module = event.name == DRAWN_ANEW and (
+            event.receiver is None or "reset_parameters" in ast.unparse(event.node)
+        )
+        if of_gradients or function or of_module or _is_parameter(event):
             return ("gradients" if of_gradients else "parameters") if _is_replicated(projection, event) else ""
     return ""
 

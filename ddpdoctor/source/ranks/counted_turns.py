@@ -80,17 +80,15 @@ def _counters(machine: Machine, test: ast.expr) -> Iterator[_Counter]:
             before = [node for part in outer.body for node in descend(part) if getattr(node, "lineno", 0) < test.lineno]
             if any(isinstance(node, _LEAVING) for node in before) or not machine.loops:
                 return
-            found = list(_added_up(machine, outer, test))
-            found += _of_loop(machine, outer) if isinstance(outer, ast.For) else []
             inside = [node for part in outer.body for node in descend(part)]
-            for counter, values, are_all in found:
-                writes = [node for node in inside if _is(node, counter) and isinstance(node.ctx, ast.Store)]  # type: ignore[attr-defined]
-                if len(writes) == (values.start if isinstance(values, range) and not are_all else 0):
-                    yield counter, values, are_all
+            stored = [ast.unparse(node) for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)]
+            yield from (one for one in _added_up(machine, outer) if stored.count(one[0]) == 1)
+            if isinstance(outer, ast.For):
+                yield from (one for one in _of_loop(machine, outer) if one[0] not in stored)
             return
 
 
-def _added_up(machine: Machine, around: ast.For | ast.While | Scope, test: ast.expr) -> Iterator[_Counter]:
+def _added_up(machine: Machine, around: ast.For | ast.While | Scope) -> Iterator[_Counter]:
     for one in around.body:
         added = one.value if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add) else None
         if isinstance(one, ast.AugAssign) and isinstance(added, ast.Constant) and added.value == 1:
@@ -115,13 +113,10 @@ def _of_loop(machine: Machine, loop: ast.For) -> Iterator[_Counter]:
             turns = range(*numbers)
             ends = any(isinstance(node, (ast.Break, ast.Return)) for part in loop.body for node in descend(part))
             are_all = len(turns) <= _MOST_TURNS and not ends
-            yield target.id, tuple(turns if are_all else _go_on(turns)), are_all
+            longer = range(turns.start, turns.start + turns.step * _MOST_TURNS, turns.step)
+            yield target.id, turns if are_all else longer, are_all
         elif len(bounds) == 1:
             yield target.id, range(_MOST_TURNS), False
-
-
-def _go_on(turns: range) -> range:
-    return range(turns.start, turns.start + turns.step * _MOST_TURNS, turns.step)
 
 
 def _differ(machine: Machine, test: ast.expr, counter: str, values: Sequence[int], are_all: bool, size: int) -> bool:

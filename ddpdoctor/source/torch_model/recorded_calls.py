@@ -44,8 +44,8 @@ def note_call(machine: Machine, node: ast.AST, name: str, given: Arguments) -> N
         kind in ("batch", "ddp") for one in given.positional for kind, _ in tags_of(one)
     ):
         machine.note("call", name, node, given, given.positional[0])
-    if name.startswith("torch.nn.init.") and name.rpartition(".")[2] not in _FIXED and _draws_apart(machine, given):
-        machine.note("training", DRAWN_ANEW, node, given)
+    if name.startswith("torch.nn.init.") and name.rpartition(".")[2] not in _FIXED:
+        _note_draw(machine, node, given)
     if name == f"{ENVIRONMENT}.setdefault" and given.positional:
         machine.note("call", SET_DEFAULT, node, given)
 
@@ -58,8 +58,8 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
         _note_part(machine, node, receiver, given.positional[-1])
     if machine.wrapped and is_in_place(name) and _is_apart(machine, given.values):
         machine.note("training", CHANGED, node, given, receiver=receiver)
-    if name in _DRAWING and _draws_apart(machine, given):
-        machine.note("training", DRAWN_ANEW, node, given, receiver=receiver)
+    if name in _DRAWING:
+        _note_draw(machine, node, given, receiver)
     if name in READING_METHODS:
         if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):
             machine.note("call", name, node, given, receiver)
@@ -78,13 +78,11 @@ def is_in_place(name: str) -> bool:
     return name[-1:] == "_" and name[0] != "_" and name[-2:] != "__" and name != "requires_grad_"
 
 
-def _draws_apart(machine: Machine, given: Arguments) -> bool:
-    """Return whether there is a DDP object, and the ranks draw other numbers from torch's generator."""
-    if not machine.wrapped or "generator" in given.named:
-        return False
-    from ddpdoctor.source.ranks.rank_local_values import TORCHS, seeded
-
-    return TORCHS in machine.draws_apart or TORCHS not in seeded(machine.script)
+def _note_draw(machine: Machine, node: ast.AST, given: Arguments, receiver: Value | None = None) -> None:
+    """Record that something is drawn anew beside a DDP object, with which generators have seeds by rank."""
+    if machine.wrapped and "generator" not in given.named:
+        apart = Const(frozenset(machine.draws_apart))
+        machine.note("training", DRAWN_ANEW, node, Arguments(given.positional, {"apart": apart}), receiver=receiver)
 
 
 def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
@@ -185,7 +183,7 @@ UNWRAPPED_FORWARD = "forward outside of DDP"
 CHANGED = "changed in place"
 """Name of the event of ``parameter.grad.mul_(0.5)`` or ``parameter.data = other`` on some ranks or by the rank."""
 DRAWN_ANEW = "drawn anew"
-"""Name of the event of ``parameter.normal_()`` where each rank draws numbers of its own."""
+"""Name of the event of ``parameter.normal_()``; its argument ``apart`` holds the generators with a seed by rank."""
 _FIXED = frozenset({"constant_", "ones_", "zeros_", "eye_", "dirac_"})
 # Methods of a tensor, and of a module, that draw it anew.
 _DRAWING = frozenset(
