@@ -40,11 +40,12 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     merged_results,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
+from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, drawn_apart, of_unread, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -310,13 +311,17 @@ def call_function(
         machine.gradients = gradients
     machine.add_call(inner)
     for written in frame.left_behind:
-        machine.store.merge(written)
+        machine.store.merge(written, frame.own)
+        if frame.own:
+            machine.mark_decided(machine.store, written)
     machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
     if frame.agreed:
         machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
         _write_through(machine, node, function)
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry)
+        if frame.own and isinstance(returned, Unknown) and any(one != frame.results[0] for one in frame.results):
+            returned = tagged(Unknown(True, returned.opaque, returned.tags, returned.not_none), frozenset({DECIDED}))
     else:
         returned = SequenceValue((frame.yielded,), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 
-from ddpdoctor.source.events import Sinks
+from ddpdoctor.source.events import OwnTest, Sinks
 from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    OWN_ROWS,
     RANKS,
     UNIFORM,
     Arguments,
@@ -30,9 +31,10 @@ from ddpdoctor.source.interpreter.values import (
     join,
     on_rank,
     per_rank,
+    tagged,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
-from ddpdoctor.source.ranks.rank_local_values import with_keys
+from ddpdoctor.source.ranks.rank_local_values import own_test, with_keys
 from ddpdoctor.source.script.module import deep_recursion, descend, last_name
 
 MAXIMUM_ITEMS = 20
@@ -188,6 +190,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
     Its variables are its own: what the function has by their names is there again after it.
     """
     found: list[Value] = []
+    own: list[OwnTest | None] = []
     targets = [node for generator in generators for node in ast.walk(generator.target) if isinstance(node, ast.Name)]
     hidden = {(machine.frame.scope, node.id): machine.store.get(machine.frame.scope, node.id) for node in targets}
 
@@ -198,8 +201,8 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
-                machine.evaluate(machine, condition)
-        found.append(result())
+                own.append(own_test(machine, condition, machine.evaluate(machine, condition)))
+        found.append(tagged(result(), frozenset({OWN_ROWS})) if any(own) else result())
 
     machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
     machine.store.put({cell: value for cell, value in hidden.items() if value is not None})
