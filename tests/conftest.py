@@ -10,12 +10,18 @@ theirs full of logs and sockets.
 from __future__ import annotations
 
 import fcntl
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A tenth of all the time goes where nothing that was compiled is kept: hundreds of processes read this tree.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", max_examples=20_000, deadline=None)
