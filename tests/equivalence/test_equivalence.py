@@ -18,7 +18,13 @@ QUICK = tuple(case for case in TABLE if case.quick)
 OTHERS = tuple(case for case in TABLE if not case.quick)
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case in (FAULTS[0], CORRECT[0]) else pytest.mark.long)
+        for case in QUICK
+    ],
+)
 def test_each_kind_is_told_and_each_twin_is_left_alone(case: Case) -> None:
     assert complaint(case, compared(case)) == ""
 
