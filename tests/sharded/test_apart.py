@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.check_command import check
+from tests.forks import check
 
 SCRIPT = """
 import torch
@@ -180,7 +180,7 @@ def examined(
     text = SCRIPT.replace("{made}", indent(dedent(made).strip(), "    ")).replace("{batches}", batches)
     text = text.replace("{before}", indent(dedent(before).strip(), "        "))
     (folder / "train.py").write_text(text, encoding="utf-8")
-    _, report = check("--select", "DDP208,DDP214", "--no-equivalence", "train.py", cwd=folder)
+    report = check(folder / "train.py", select=["DDP208", "DDP214"])
     return text.splitlines(), report["findings"]
 
 
