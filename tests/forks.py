@@ -24,6 +24,7 @@ import msgspec
 import pytest
 
 from ddpdoctor import api
+from ddpdoctor.examination import Examination
 from ddpdoctor.launch.rehearsal_plan import batch_size
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsal import _AS_ASKED
@@ -41,12 +42,17 @@ def check(script: Path, *arguments: str, **options: Any) -> dict[str, Any]:
     from ddpdoctor.cli.output import checks_of
     from ddpdoctor.report.formats import rendered
 
+    examination = examine(script, *arguments, **options)
+    report: dict[str, Any] = json.loads(rendered(examination, "json", checks_of, 80, colour=False))
+    return report
+
+
+def examine(script: Path, *arguments: str, **options: Any) -> Examination:
+    """Examine a script as ``check`` does, in its directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddpdoctor.monitor.rehearsal.rehearse", lambda request, on_progress: rehearse(request))
         patch.chdir(script.parent)
-        examination = api.check(script, arguments, **{"equivalence": False, **options})
-    report: dict[str, Any] = json.loads(rendered(examination, "json", checks_of, 80, colour=False))
-    return report
+        return api.check(script, arguments, **{"equivalence": False, **options})
 
 
 def rehearse(request: RehearsalRequest) -> RunRecord:
@@ -72,9 +78,8 @@ def rehearse(request: RehearsalRequest) -> RunRecord:
             "device": request.device,
             # Of a job on GPUs: before torch 2.13 gloo alone gives a sum where fully_shard asks for a mean.
             "in_a_gpus_place": request.device == "cpu",
-            "nodes": 1,
-            "ranks_per_node": request.nproc,
-            "gpus_per_node": request.gpus_per_node or request.nproc,
+            "ranks_per_node": request.nproc // request.nodes,
+            "gpus_per_node": request.gpus_per_node or request.nproc // request.nodes,
             "job": msgspec.to_builtins(job),
         }
         (directory / layout.JOB_FILE).write_text(json.dumps(plan), encoding="utf-8")
@@ -116,7 +121,8 @@ def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request.nproc, "LOCAL_WORLD_SIZE": request.nproc}
+    here = request.nproc // request.nodes
+    numbers = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": request.nproc, "LOCAL_WORLD_SIZE": here}
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     import numpy as np
@@ -132,7 +138,9 @@ def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest
         seed()  # Each process of a job begins with draws of its own.
     journal = Journal(str(directory), dict(plan))
     journal.rank = rank
-    journal.event("process", parent=os.getppid(), owner=0, rank=rank, local_rank=rank, node=0, kind="start")
+    journal.event(
+        "process", parent=os.getppid(), owner=0, rank=rank, local_rank=rank % here, node=rank // here, kind="start"
+    )
     end = ProcessEnd(journal)
     end.install()
     Rehearsal(journal, end).after_torch(torch)

@@ -99,7 +99,7 @@ WRAPPED = (HEAD[0].replace("nn.Linear(4, 4)", "DistributedDataParallel(nn.Linear
     [
         pytest.param(*TEMPERATURE, "", ["DDP214"], id="a temperature"),
         pytest.param(*HEAD, "", ["DDP214"], id="a head", marks=pytest.mark.long),
-        pytest.param(*TEMPERATURE, AVERAGED, [], id="averaged by hand", marks=pytest.mark.long),
+        pytest.param(*TEMPERATURE, AVERAGED, [], id="averaged by hand"),
         pytest.param(*WRAPPED, "", [], id="wrapped as well", marks=pytest.mark.long),
     ],
 )

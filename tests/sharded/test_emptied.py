@@ -10,8 +10,8 @@ import pytest
 
 from ddpdoctor.checks.gradients import uninitialised_parameters
 from ddpdoctor.record.streams.training import Uninitialised
-from tests.forks import check
 from tests.checks.replicas import Replicas
+from tests.forks import check
 from tests.sharded.emptied import Job
 from tests.sharded.emptied_right import RIGHT
 from tests.sharded.emptied_wrong import WRONG

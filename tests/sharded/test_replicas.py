@@ -108,6 +108,8 @@ def test_replicas_that_begin_apart_are_an_error(name: str, tmp_path: Path) -> No
     assert place in lines[finding["locations"][0]["line"] - 1]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in ALIKE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "broadcast before" else pytest.mark.long) for n in ALIKE]
+)
 def test_replicas_that_begin_alike_are_not_reported(name: str, tmp_path: Path) -> None:
     assert examined(ALIKE[name], tmp_path)[1] == []
