@@ -106,7 +106,7 @@ def _fork(directory: Path, plan: dict[str, object], request: RehearsalRequest, r
     except SystemExit:
         pass
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         atexit._run_exitfuncs()
         with contextlib.suppress(OSError, ValueError):
