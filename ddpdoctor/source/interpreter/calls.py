@@ -51,11 +51,12 @@ from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
 from ddpdoctor.source.torch_model.external_objects import make_sampler
-from ddpdoctor.source.torch_model.recorded_calls import bare_forward, note_absent, note_own_step
+from ddpdoctor.source.torch_model.recorded_calls import RESULT, bare_forward, note_absent, note_own_step
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    ENGINE,
     FIRST_RANK_DECORATORS,
     PREPARING_DATASETS,
     PROCESSES,
@@ -198,7 +199,8 @@ def _call_built(machine: Machine, node: ast.AST, value: ExternalObject, given: A
         return call_wrapped(machine, node, value, given)
     if value.name == _NAMED_TUPLE and given.named and given.complete and not given.positional:
         return DictValue(tuple(given.named.items()))  # Its fields are read by their names.
-    return _after_forward(machine, node, value, given, derived(given.values))
+    result = derived(given.values, frozenset({RESULT} if value.name == ENGINE else ()))
+    return _after_forward(machine, node, value, given, result)
 
 
 def construct(machine: Machine, node: ast.AST, cls: ProjectClass, given: Arguments) -> Value:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from ddpdoctor.source.events import Sinks
-from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of
+from ddpdoctor.source.interpreter.assignment import (
+    MAXIMUM_ITEMS,
+    OF_PROJECT,
+    assign_to,
+    columns_of,
+    item_of,
+    known_items,
+)
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -35,8 +42,6 @@ from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.rank_local_values import with_keys
 from ddpdoctor.source.script.module import deep_recursion, descend, last_name
 
-MAXIMUM_ITEMS = 20
-"""Of a list whose items are looked at one by one."""
 MAXIMUM_PHASES = 4
 # Functions that make no object.
 _READING = frozenset({"int", "str", "float", "get", "getenv"})
@@ -62,18 +67,32 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, .
     """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
 
     Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
+    The turns may be those of ``enumerate``, of ``zip``, or of rows that are written out.
     So are the turns over functions or objects that ranks have in other orders, or others of them.
     """
     if isinstance(iterable, PerRank):
         return _own_turns(statement, iterable)
-    items = iterable.values if isinstance(iterable, SequenceValue) and not iterable.open else ()
-    named = tuple(item for item in items if isinstance(item, Const) and isinstance(item.value, str))
-    if not 1 < len(named) == len(items) <= MAXIMUM_PHASES or not isinstance(statement.target, ast.Name):
+    items = known_items(iterable)
+    named = _named_constants(statement.target, items)
+    if not 1 < len(items) <= MAXIMUM_PHASES or not named or _is_left_early(statement.body):
         return ()
-    name, inside = statement.target.id, [node for part in statement.body for node in descend(part)]
-    asks = any(isinstance(node, ast.Compare) and _is_name(node.left, name) for node in inside)
+    inside = [node for part in statement.body for node in descend(part)]
+    asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    return named if asks and has_loop and not _is_left_early(statement.body) else ()
+    return items if asks and has_loop else ()
+
+
+def _named_constants(target: ast.expr, items: Sequence[Value]) -> set[str]:
+    """Return the variables of a loop that get a constant in each of its turns."""
+    if isinstance(target, ast.Name):
+        return {target.id} if all(isinstance(item, Const) for item in items) else set()
+    pairs = zip(getattr(target, "elts", ()), columns_of(items), strict=False)
+    return {name for part, column in pairs for name in _named_constants(part, column)}
+
+
+def _asks(node: ast.Compare | ast.If | ast.IfExp, names: Set[str]) -> bool:
+    tested = node.left if isinstance(node, ast.Compare) else node.test
+    return any(_is_name(tested, name) for name in names)
 
 
 def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> tuple[Value, ...]:
@@ -99,7 +118,10 @@ def _is_left_early(body: Sequence[ast.stmt]) -> bool:
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    return items_of(machine, node, machine.evaluate(machine, node))
+    value = machine.evaluate(machine, node)
+    if isinstance(value, DictValue) and value.entries:
+        return SequenceValue(tuple(Const(key) for key, _ in value.entries))
+    return items_of(machine, node, value)
 
 
 def item_aside(machine: Machine, dataset: Instance) -> Value:

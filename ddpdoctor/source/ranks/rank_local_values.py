@@ -67,7 +67,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic",
+    "statistic", "result",
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
