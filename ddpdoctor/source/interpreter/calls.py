@@ -44,7 +44,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, ordered, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -125,6 +125,7 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
+        result = ordered(machine, node, function.name, given, result)
         return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":

@@ -213,6 +213,10 @@ class Memory:
             self.objects[key] = self.number()
         return self.objects[key]
 
+    def numbers_of(self, node: ast.AST) -> set[int]:
+        """Return the numbers of what a call makes, one a call chain."""
+        return {number for key, number in self.objects.items() if key[0] is node}
+
     def maker_of(self, number: int) -> object:
         """Return the node that made an object of the project; None for what is none."""
         return next((key[0] for key, known in self.objects.items() if known == number), None)

@@ -43,7 +43,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.data_partitions import PART
+from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script
@@ -67,7 +67,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic", "result",
+    "statistic", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -518,6 +518,23 @@ def reduced(
     if any(_spares_samples(one) for one in along) or (len(given.positional) > 1 and last in ("max", "min")):
         return result
     return _marked(machine, node, result)
+
+
+# Functions that put their argument in a random order, or return such an order.
+_SHUFFLES = frozenset({"random.shuffle", "numpy.random.shuffle"})
+_ORDERS = frozenset({"random.sample", "numpy.random.permutation", "torch.randperm"})
+
+
+def ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result: Value) -> Value:
+    """Return the result of a library function, marked where it draws an order, or cuts what has one into pieces."""
+    if name in _ORDERS:
+        return tagged(result, frozenset({(ORDER, machine.object_number(node))}))
+    if name in _SHUFFLES and given.positional and isinstance(node, ast.Call) and node.args:
+        drawn = frozenset({(ORDER, machine.object_number(node))})
+        overwrite(machine, node.args[0], tagged(given.positional[0], drawn))
+    if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
+        return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
+    return result
 
 
 def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:
