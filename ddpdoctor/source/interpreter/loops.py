@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from ddpdoctor.source.events import Sinks
 from ddpdoctor.source.interpreter.assignment import (
-    MAXIMUM_ITEMS,
     OF_PROJECT,
     assign_to,
     columns_of,
@@ -79,7 +78,12 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, .
     inside = [node for part in statement.body for node in descend(part)]
     asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    return items if asks and has_loop else ()
+    keys = any(isinstance(node, ast.Subscript) and _makes_entry(node, named) for node in inside)
+    return items if (asks and has_loop) or keys else ()
+
+
+def _makes_entry(node: ast.Subscript, names: Set[str]) -> bool:
+    return isinstance(node.ctx, ast.Store) and any(_is_name(node.slice, name) for name in names)
 
 
 def _named_constants(target: ast.expr, items: Sequence[Value]) -> set[str]:
@@ -160,7 +164,10 @@ def _item_aside(machine: Machine, dataset: Instance) -> Value:
 
 
 def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
-    """Return the list, set or generator of a comprehension, with any number of items."""
+    """Return the list, set or generator of a comprehension, with any number of items where they are not known."""
+    turns = _turns_of(machine, node.generators, node.elt)
+    if turns:
+        return SequenceValue(tuple(_each_turn(machine, node.generators[0], turns, node.elt)))
     value = _in_generators(machine, node.generators, lambda: machine.evaluate(machine, node.elt))
     return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
@@ -170,9 +177,14 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
 
     Of another one the keys are not known: reading it gives its values.
     """
-    written = _written_out(machine, node)
-    if written is not None:
-        return written
+    turns = _turns_of(machine, node.generators, node.value)
+    pairs = ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
+    entries = [item.values for item in _each_turn(machine, node.generators[0], turns, pairs)]  # type: ignore[union-attr]
+    keys = [constant(key) for key, _ in entries]
+    if entries and all(isinstance(key, (str, int)) for key in keys):
+        return DictValue(tuple(zip(keys, (value for _, value in entries), strict=True)))
+    if entries:
+        return derived(value for _, value in entries)
 
     def pair() -> Value:
         key = machine.evaluate(machine, node.key)
@@ -181,31 +193,33 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
     return derived((_in_generators(machine, node.generators, pair),))
 
 
-def _written_out(machine: Machine, node: ast.DictComp) -> Value | None:
-    """Return the dict that a comprehension makes of a few constants; None where it goes over anything else."""
-    generator = node.generators[0]
-    if len(node.generators) > 1 or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
-        return None
-    calls = (inner for inner in descend(node.value) if isinstance(inner, ast.Call))
-    if any(last_name(call.func) not in _READING for call in calls):
-        return None  # What is made by one call is one object, whatever the item.
-    items = machine.evaluate(machine, generator.iter)
-    if not isinstance(items, SequenceValue) or items.open or len(items.values) > MAXIMUM_ITEMS:
-        return None
-    if not all(isinstance(item, Const) for item in items.values):
-        return None
-    entries: dict[object, Value] = {}
-    for item in items.values:
-        assign_to(machine, generator.target, item)
-        key = constant(machine.evaluate(machine, node.key))
-        if not isinstance(key, (str, int)):
-            return None
-        entries[key] = machine.evaluate(machine, node.value)
-    return DictValue(tuple(entries.items()))
+def _turns_of(machine: Machine, generators: list[ast.comprehension], result: ast.expr) -> tuple[Value, ...]:
+    """Return the turns of a comprehension over a few constants, and of one that calls something over fewer."""
+    generator, *others = generators
+    if others or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
+        return ()
+    turns = known_items(machine.evaluate(machine, generator.iter))
+    calls = (inner for inner in descend(result) if isinstance(inner, ast.Call))
+    few = len(turns) <= MAXIMUM_PHASES or all(last_name(call.func) in _READING for call in calls)
+    return turns if few and all(isinstance(item, Const) for item in turns) else ()
 
 
-def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
-    """Evaluate a comprehension's result once, as the body of a loop; items that no rank has are uniform.
+def _each_turn(
+    machine: Machine, generator: ast.comprehension, turns: Sequence[Value], result: ast.expr
+) -> Iterator[Value]:
+    """Yield what a comprehension gives in each of its turns; what a call makes in each is an object of its own."""
+    for number, item in enumerate(turns):
+        machine.phases.append(number)
+        try:
+            yield _in_generators(machine, [generator], lambda: machine.evaluate(machine, result), item)
+        finally:
+            machine.phases.pop()
+
+
+def _in_generators(
+    machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value], one: Value | None = None
+) -> Value:
+    """Evaluate a comprehension's result once, as the body of a loop, for one item or what stands for any.
 
     Its variables are its own: what the function has by their names is there again after it.
     """
@@ -215,7 +229,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
 
     def turn() -> None:
         for number, generator in enumerate(generators):
-            item, _, _ = iterated(machine, opened(machine, generator.iter))
+            item = iterated(machine, opened(machine, generator.iter))[0] if one is None else one
             if number == 0:
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
@@ -223,7 +237,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
                 machine.evaluate(machine, condition)
         found.append(result())
 
-    machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
+    machine.add_loop(machine.collect(turn), [None if one is None else 1] * len(RANKS), generators[0].iter)
     machine.store.put({cell: value for cell, value in hidden.items() if value is not None})
     return found[0]
 

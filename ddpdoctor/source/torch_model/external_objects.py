@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from ddpdoctor.source.events import EventKind
-from ddpdoctor.source.interpreter.assignment import item_at, item_of, known_items
+from ddpdoctor.source.interpreter.assignment import columns_of, item_at, item_of, known_items
 from ddpdoctor.source.interpreter.attributes import (
     attribute_of,
     base_names,
@@ -207,6 +207,9 @@ def make_super(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 def make_dict(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the value of ``dict(...)``."""
     first = given.positional[0] if given.positional else DictValue(())
+    keys, *values = columns_of(known_items(first)) or [()]
+    if len(values) == 1 and all(isinstance(key, Const) for key in keys):
+        first = DictValue(tuple((constant(key), value) for key, value in zip(keys, values[0], strict=True)))
     if not isinstance(first, DictValue) or len(given.positional) > 1 or not given.complete:
         return derived([*_values_of_pairs(given.positional), *given.named.values()])
     return DictValue(tuple((dict(first.entries) | dict(given.named)).items()))
