@@ -10,6 +10,7 @@ from ddpdoctor.source.interpreter.assignment import (
     OF_PROJECT,
     assign_to,
     columns_of,
+    item_at,
     item_of,
     known_items,
 )
@@ -179,12 +180,11 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
     """
     turns = _turns_of(machine, node.generators, node.value)
     pairs = ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
-    entries = [item.values for item in _each_turn(machine, node.generators[0], turns, pairs)]  # type: ignore[union-attr]
-    keys = [constant(key) for key, _ in entries]
-    if entries and all(isinstance(key, (str, int)) for key in keys):
-        return DictValue(tuple(zip(keys, (value for _, value in entries), strict=True)))
-    if entries:
-        return derived(value for _, value in entries)
+    items = list(_each_turn(machine, node.generators[0], turns, pairs))
+    entries = {constant(item_at(item, 0)): item_at(item, 1) for item in items}
+    if items:
+        known = all(isinstance(key, (str, int)) for key in entries)
+        return DictValue(tuple(entries.items())) if known else derived(entries.values())
 
     def pair() -> Value:
         key = machine.evaluate(machine, node.key)

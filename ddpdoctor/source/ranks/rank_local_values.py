@@ -390,7 +390,10 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name):
         return False
     for loop in machine.loops:
-        target = getattr(loop.around.node, "target", None)
+        iterable, target = loop.around.iterable, getattr(loop.around.node, "target", None)
+        written = isinstance(iterable, SequenceValue) and not iterable.open
+        if written or (isinstance(iterable, Unknown) and not any(kind == "loader" for kind, _ in iterable.tags)):
+            continue  # Parts of a batch, or what was made of it.
         names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)} if target is not None else set()
         if node.id in names and isinstance(target, (ast.Name, ast.Tuple)):
             return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
