@@ -37,6 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    constant,
     derived,
     is_varying,
     merged_results,
@@ -44,7 +45,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, ordered, reduced
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, ordered, reduced, stamped
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -126,6 +127,7 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
         result = ordered(machine, node, function.name, given, result)
+        result = _in_form(function.name, given, result)
         return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
@@ -133,6 +135,7 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
         result = reduced(machine, node, function.name, function.receiver, given, result)
+        result = _in_form(function.name, given, result)
         return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, given)
@@ -166,6 +169,11 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
     machine.note_unread(node, given.values)
     result = derived([function, *given.values])
     return Unknown(result.varying, opaque=True, tags=result.tags)
+
+
+def _in_form(name: str, given: Arguments, result: Value) -> Value:
+    first = constant(given.positional[0]) if given.positional else ""
+    return stamped(result, name.rpartition(".")[2], first)
 
 
 def _call_instance(machine: Machine, node: ast.AST, value: Instance, given: Arguments) -> Value:

@@ -60,7 +60,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
+from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of, stamped
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned
@@ -321,7 +321,8 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
     plain = True
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
-            parts.append(text_of(machine, evaluate(machine, part.value)))
+            form = constant(evaluate(machine, part.format_spec)) if part.format_spec is not None else ""
+            parts.append(stamped(text_of(machine, evaluate(machine, part.value)), "strftime", form))
             plain = plain and part.conversion == -1 and part.format_spec is None
         else:
             parts.append(evaluate(machine, part))

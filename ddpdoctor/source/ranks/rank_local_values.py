@@ -17,7 +17,9 @@ from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    CLOCK,
     MEMBERS,
+    STAMP,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -538,6 +540,14 @@ def ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result
     if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
         return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
     return result
+
+
+def stamped(value: Value, name: str, form: object) -> Value:
+    """Return a time in a form, by ``strftime``, ``int`` or in a text, marked where that leaves no part of a second."""
+    coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
+    if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
+        return value
+    return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)
 
 
 def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:
