@@ -4,7 +4,8 @@ What it finds
     One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation,
     root or group differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all,
     point-to-point) are compared only in what must agree. Also different models that ranks build DDP from. In the
-    source: a root (`src`, `dst`) that is another rank on each.
+    source: a root (`src`, `dst`) that is another rank on each, and a tensor as long as what each rank
+    picks of its own data.
 
 Why it is bad
     NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
@@ -31,8 +32,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.ranks.rank_local_values import is_of_own_length
 from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 
 if TYPE_CHECKING:
@@ -55,6 +58,12 @@ _ROOTS = {
     "reduce": ("dst", 1),
 }
 
+# The argument that has as many elements on every rank.
+_EQUALLY_LONG = {
+    **dict.fromkeys(("all_reduce", "reduce"), ("tensor", 0)),
+    "all_gather": ("tensor", 1),
+    "all_gather_into_tensor": ("input_tensor", 1),
+}
 _HOW = {
     "number of elements": ": pad the tensors to a common size, or exchange their sizes first",
     "group": "; a rank that uses several groups must use them in the same order as the others",
@@ -62,10 +71,20 @@ _HOW = {
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report collectives of all ranks whose root is another rank on each."""
-    for event in whole_projection(script).in_course("collective"):
+    """Report collectives of all ranks whose root, or the length of what they are given, is another on each."""
+    projection = whole_projection(script)
+    for event in projection.in_course("collective"):
+        tensor = event.argument(*_EQUALLY_LONG.get(event.name, ("", -1)))
+        if tensor is not None and is_of_own_length(projection.machine, tensor) and _is_of_all(event):
+            yield CHECK.finding(
+                f"each rank gives {event.name} as many elements as its own data has, which all ranks need alike",
+                remedy="Make the number of elements the same on every rank" + _HOW["number of elements"] + ".",
+                locations=event.location,
+                because=("the rank's own data decides how long this tensor is", event),
+                severity=Severity.WARNING,
+            )
         name, position = _ROOTS.get(event.name, ("", -1))
-        root = event.argument(name, position) if event.ranks == ALL_RANKS and "group" not in event.named else None
+        root = event.argument(name, position) if _is_of_all(event) else None
         if root is not None and differ_by_rank(root) and len(event.positional) <= position + 1:
             yield CHECK.finding(
                 f"each rank names another rank as `{name}` of {event.name}, which has one for all of them",
@@ -73,6 +92,10 @@ def in_source(script: Script) -> Iterator[Finding]:
                 locations=event.location,
                 because=("this number depends on the rank", event),
             )
+
+
+def _is_of_all(event: Event) -> bool:
+    return event.ranks == ALL_RANKS and "group" not in event.named
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -1,14 +1,15 @@
 """A rank decides from its own data, files or clock whether to take part in a collective.
 
 What it finds
-    A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
-    on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
-    of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict, or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set
-    of strings, whatever was made of it in between; or parts and buffers of a DDP model that were registered, or are
-    joined, in such an order, because DDP pairs them by position. As advice: leaving because its own loss is not finite.
-    In a run: ranks that diverge at lines which each had run before, batches that only some ranks trained on, and models
-    that the ranks built in different orders.
+    A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files on
+    its machine, unseeded random numbers, a number drawn from the store), or from its number and a counter, so that it
+    holds in another number of turns on each rank, with a collective, or a forward or backward of the DDP model, that
+    only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the keys of a loss dict,
+    or values that Lightning logs with sync_dist by such keys. Or collectives in the order of a set of strings, whatever
+    was made of it in between; or parts and buffers of a DDP model that were registered, or are joined, in such an
+    order, because DDP pairs them by position. As advice: leaving because its own loss is not finite. In a run: ranks
+    that diverge at lines which each had run before, batches that only some ranks trained on, and models that the ranks
+    built in different orders.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
@@ -73,6 +74,8 @@ _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
     "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",
     **dict.fromkeys(("files", "polled"), "Let rank 0 look and broadcast the result, then branch on it."),
+    "turns": "Take the rank out of the condition, so that all ranks run it in the same turns.",
+    "reduced": "Give the result to all ranks: dist.all_reduce instead of dist.reduce.",
     "guard": "Let every rank read it, or broadcast it from the rank that did.",
     "store": "Give every rank the same number of pieces, or stop together: all-reduce whether any rank has run out.",
 }
@@ -195,6 +198,8 @@ WORDS: Mapping[OwnKind, str] = {
     "random": "random numbers that the ranks do not share",
     "store": "the number that this rank got from the store",
     "guard": "a number that only some ranks were given",
+    "turns": "the number of the rank",
+    "reduced": "a result of dist.reduce, which one rank alone gets",
     "state": "what the rank decided from its own data before",
     "order": "in the order of a set, which differs between processes",
 }

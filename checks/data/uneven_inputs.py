@@ -60,6 +60,7 @@ from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
+from ddpdoctor.source.vocabulary import JOINS
 
 CHECK = Check(
     code="DDP103",
@@ -305,15 +306,11 @@ def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
     """Return whether every rank goes on as long as its own data lasts, and waits for the others in each turn."""
     if backward.ranks != ALL_RANKS or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
         return False
-    if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in _JOINS for around in backward.contexts):
+    if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in JOINS for around in backward.contexts):
         return False
     if any(isinstance(around.node, ast.While) for around in backward.loops):
         return False
     return not any(_leaves(statement, outermost=True) for statement in loop.node.body)
-
-
-# DDP's join, the class behind it, and Accelerate's: ranks that end first shadow the others' collectives.
-_JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
 
 
 def _leaves(node: ast.AST, *, outermost: bool) -> bool:

@@ -42,6 +42,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    DRAWN,
     NONE,
     ExternalObject,
     Instance,
@@ -55,7 +56,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.data_partitions import ORDER, PIECE, PIECES
-from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
+from ddpdoctor.source.ranks.rank_local_values import TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS

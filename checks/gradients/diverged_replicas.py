@@ -48,8 +48,10 @@ from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    DRAWN,
     NONE,
     RANKS,
+    REDUCED,
     ExternalObject,
     Instance,
     Value,
@@ -76,10 +78,12 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     value_of_root,
 )
+from ddpdoctor.source.ranks.rank_local_values import TORCHS, seeded
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
     CHANGED,
+    DRAWN_ANEW,
     GROUP_SETTINGS,
     SET_PARAM_GROUP,
     SET_REQUIRES_GRAD,
@@ -175,7 +179,7 @@ REDUCED_PLATEAU = (
 )
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 # Kinds of the tags of what no two ranks have alike.
-_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part"})
+_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part", "reduced"})
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
@@ -195,7 +199,12 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
     for event in training_events(projection, "step"):
         options = () if event.receiver is None else options_of(event.receiver)
         metric = event.argument("metrics", 0)
-        if event.node in seen or event.ranks != ALL_RANKS or metric is None or not is_local(metric):
+        if (
+            event.node in seen
+            or event.ranks != ALL_RANKS
+            or metric is None
+            or not (is_local(metric) or REDUCED in tags_of(metric))
+        ):
             continue
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
@@ -204,7 +213,7 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
                 OWN_PLATEAU,
                 remedy=REDUCED_PLATEAU,
                 locations=event.location,
-                because=("this value comes from the rank's own batches, and was not reduced", event),
+                because=(_why(metric, "batches"), event),
             )
 
 
@@ -229,8 +238,15 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
                     remedy=f"Make `{key}` of the number of the step, or of a value that dist.all_reduce has made the "
                     "same on all ranks.",
                     locations=event.location,
-                    because=("this value comes from the rank's own batches or clock, and was not reduced", event),
+                    because=(_why(value), event),
                 )
+
+
+def _why(value: Value, origin: str = "batches or clock") -> str:
+    """Return why a value is not the same on all ranks."""
+    if REDUCED in tags_of(value):
+        return "dist.reduce makes this value whole on one rank alone"
+    return f"this value comes from the rank's own {origin}, and was not reduced"
 
 
 def _is_own(value: Value) -> bool:
@@ -281,7 +297,7 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
                 "all ranks.",
                 locations=event.location,
                 because=(
-                    (f"`{condition}` depends on the rank's own batches or clock", module.location(test)),
+                    (f"`{condition}` decides: {_why(value)}", module.location(test)),
                     ("only ranks for which it holds come here", event),
                 ),
             )
@@ -303,13 +319,17 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
             continue
         seen.add(event.node)
         step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
+        is_drawn = event.name == DRAWN_ANEW or not any(map(differ_by_rank, (*event.positional, *event.named.values())))
+        by_number = f"gives {what} another number, by its rank"
+        how = f"changes {what} by random numbers of its own" if is_drawn else by_number
+        drawn = "Draw them before DDP wraps the model, or from one seed on all ranks."
         yield CHECK.finding(
-            f"each rank gives {what} another number, by its rank: equal gradients lead to different models",
-            remedy="Give every rank the same number.",
+            f"each rank {how}: equal gradients lead to different models",
+            remedy=drawn if is_drawn else "Give every rank the same number.",
             locations=event.location,
             severity=Severity.ERROR,
             because=(
-                ("this number depends on the rank", event),
+                ("each rank draws its own here" if is_drawn else "this number depends on the rank", event),
                 ("the ranks step apart here", step.location),
                 ("DDP makes the replicas alike here", wraps[0].location),
             ),
@@ -331,7 +351,12 @@ def _numbered(projection: Projection, event: Event) -> str:
         rates.update({"lr": event.positional[1]} if len(event.positional) > 1 else {})
         key = next((name for name, one in rates.items() if differ_by_rank(one)), "")
         return f"`{key}` of its optimizer" if key and _holds_replica(projection, [made]) else ""
-    changed = _what(projection, event) if any(map(differ_by_rank, event.positional)) else ""
+    numbers = (*event.positional, *event.named.values())
+    own = any(differ_by_rank(one) or DRAWN in tags_of(one) for one in numbers)
+    if event.name == DRAWN_ANEW:
+        apart = constant(event.named["apart"])
+        own = (isinstance(apart, frozenset) and TORCHS in apart) or TORCHS not in seeded(projection.machine.script)
+    changed = _what(projection, event) if own else ""
     return f"the {changed}" if changed in ("gradients", "parameters") else ""
 
 
@@ -436,9 +461,12 @@ def _what(projection: Projection, event: Event) -> str:
         held = _holds_replica(projection, options) or all(_is_of_replica(projection, one) for one in options)
         return "gradients" if held else ""
     function = event.name.rpartition(".")[2] if event.name.startswith("torch.nn.") else ""
-    if event.name == CHANGED or function in _CLIPS or (function and is_in_place(function)):
+    if event.name in (CHANGED, DRAWN_ANEW) or function in _CLIPS or (function and is_in_place(function)):
         of_gradients = function in _CLIPS or ".grad" in ast.unparse(event.node)
-        if of_gradients or function or _is_parameter(event):
+        of_module = event.name == DRAWN_ANEW and (
+            event.receiver is None or "reset_parameters" in ast.unparse(event.node)
+        )
+        if of_gradients or function or of_module or _is_parameter(event):
             return ("gradients" if of_gradients else "parameters") if _is_replicated(projection, event) else ""
     return ""
 
@@ -464,7 +492,7 @@ def _is_replicated(projection: Projection, event: Event) -> bool:
     """Return whether an event changes parameters of a model in a DDP object: of ``net`` in ``net[0].parameters()``."""
     node = event.node.func if isinstance(event.node, ast.Call) else event.node
     owner: ast.expr | None = node.value if isinstance(node, ast.Attribute) else None
-    if isinstance(event.node, ast.Call) and event.name.startswith("torch."):
+    if isinstance(event.node, ast.Call) and (event.name.startswith("torch.") or event.receiver is None):
         owner = event.node.args[0] if event.node.args else None
     for loop in reversed(event.loops):
         if owner is not None and isinstance(loop.node, ast.For):

@@ -52,6 +52,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     stepped,
     steps,
     training_events,
+    value_of_root,
     wrap_numbers,
 )
 from ddpdoctor.source.script.module import Module, descend, made_from
@@ -142,7 +143,7 @@ def _beside(projection: Projection) -> Iterator[Finding]:
     told: set[int] = set()
     for optimizer in optimizers(projection):
         own = [step for step in steps(projection) if optimizer.ordinal in stepped(step) and step.ranks == ALL_RANKS]
-        for held in holders(projection, optimizer):
+        for held in (*holders(projection, optimizer), *_bare_parameters(projection, optimizer)):
             if not isinstance(held, (Instance, ExternalObject)) or is_ddp(held) or held.number in told:
                 continue
             parts = [
@@ -155,17 +156,27 @@ def _beside(projection: Projection) -> Iterator[Finding]:
             if used is not None and not reaches_unread(projection, held):
                 told.add(held.number)
                 name = held.cls.node.name if isinstance(held, Instance) else held.name.rpartition(".")[2]
+                given = f"the parameters of {name}" if name != "Parameter" else "it"
+                name = name if name != "Parameter" else "a parameter"
                 yield CHECK.finding(
                     f"the optimizer also steps {name}, which is in no module that DistributedDataParallel wraps: its "
                     "gradients stay on their rank",
                     remedy=BESIDE,
                     locations=optimizer.location,
                     because=(
-                        (f"the optimizer is given the parameters of {name} here", optimizer),
+                        (f"the optimizer is given {given} here", optimizer),
                         ("this backward goes through a DDP model as well, whose gradients are averaged", used[0]),
                         ("this step uses them", used[1]),
                     ),
                 )
+
+
+def _bare_parameters(projection: Projection, optimizer: Event) -> Iterator[Value]:
+    """Yield the parameters that an optimizer is given by themselves: ``SGD([*model.parameters(), scale])``."""
+    for node in made_from(optimizer.node, optimizer.module.body_around(optimizer.node)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            found = value_of_root(projection, optimizer, node)
+            yield from (one for one in found if isinstance(one, ExternalObject) and one.name == "torch.nn.Parameter")
 
 
 def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:

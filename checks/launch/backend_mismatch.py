@@ -1,11 +1,11 @@
 """The backend of the process group does not fit the job's device.
 
 What it finds
-    The nccl backend in a script that never mentions a GPU, whose ranks, which it starts itself, all choose the same
-    GPU, or which sets CUDA_VISIBLE_DEVICES to one GPU for all ranks of a launcher; and the gloo backend in a script
-    that trains a DDP model on GPUs and mentions no other backend. Ranks of one group that request different backends
-    are an error. In a run: an initialisation that failed because there is no GPU, which is advice where the script is
-    written for GPUs.
+    The nccl backend in a script that never mentions a GPU, whose ranks put the model or the batches on one GPU though
+    each has another one at hand, or which sets CUDA_VISIBLE_DEVICES to one GPU for all ranks of a launcher; and the
+    gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. Ranks of one group that
+    request different backends are an error. In a run: an initialisation that failed because there is no GPU, which is
+    advice where the script is written for GPUs.
 
 Why it is bad
     NCCL only handles CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
@@ -32,7 +32,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal, TypeAlias
 
@@ -49,6 +49,7 @@ from ddpdoctor.source.queries.job_kind import (
     initialisations,
     is_nccl_only,
     on_every_rank,
+    shared_gpus,
     speaks_of_devices,
 )
 from ddpdoctor.source.queries.subjects import gaps
@@ -66,15 +67,16 @@ CHECK = Check(
     subjects=("job", "device"),
     triggers=("init_process_group",),
 )
+MAXIMUM_PLACES = 5
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
-    "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL needs one GPU per rank",
+    "shared-gpu": "all ranks of a machine use one and the same GPU here, and NCCL needs one per rank",
     "one-visible": "every rank leaves itself one and the same GPU, and NCCL needs one GPU per rank",
     "gloo-for-cuda": "the model trains on GPUs, and gloo copies every gradient through host memory",
     "mixed": "ranks of one group request different backends and wait for each other",
 }
 _REMEDIES = {
-    "shared-gpu": "Give each process its own GPU: torch.cuda.set_device(rank).",
+    "shared-gpu": "Give each process the GPU of its local rank, here as in torch.cuda.set_device.",
     "one-visible": "Leave CUDA_VISIBLE_DEVICES to the launch: the ranks choose among the GPUs that it names.",
     "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
     "gloo-for-cuda": 'Use "nccl", or omit the backend: torch then uses NCCL for CUDA tensors.',
@@ -84,12 +86,12 @@ _REMEDIES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report process groups whose backend does not fit."""
-    for event, form, backends in backend_mismatches(whole_projection(script)):
+    for events, form, backends in backend_mismatches(whole_projection(script)):
         asked = "; ".join(f"{ranks_text(ranks)}: {name}" for name, ranks in backends.items())
         yield CHECK.finding(
             _TITLES[form] + (f" ({asked})" if asked else ""),
             remedy=_REMEDIES[form],
-            locations=event.location,
+            locations=tuple(event.location for event in events)[:MAXIMUM_PLACES],
             severity=Severity.ERROR if asked else None,
         )
 
@@ -143,9 +145,9 @@ _PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 
 Form: TypeAlias = Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
-Mismatch: TypeAlias = "tuple[Event, Form, Mapping[str, int]]"
-"""Where a group is made, or the GPU chosen that all ranks share; what does not fit; and of ranks that ask for different
-backends each with the mask of its ranks."""
+Mismatch: TypeAlias = "tuple[Sequence[Event], Form, Mapping[str, int]]"
+"""Where a group is made, or what goes to the GPU that all ranks share; what does not fit; and of ranks that ask for
+different backends each with the mask of its ranks."""
 _NONE: Mapping[str, int] = {}
 
 
@@ -161,10 +163,11 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
             continue
         unused = not speaks_of_devices(script) and not any("device" in gap.hides for gap in gaps(projection))
         if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
-            yield event, "nccl-without-gpu", _NONE
+            yield (event,), "nccl-without-gpu", _NONE
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
-            yield event, "gloo-for-cuda", _NONE
-    yield from _shared_gpus(projection)
+            yield (event,), "gloo-for-cuda", _NONE
+    if is_nccl_only(projection) and (shared := shared_gpus(projection)):
+        yield shared, "shared-gpu", _NONE
     yield from _only_visible_gpus(projection)
     mixed = _mixed_backends(projection)
     if mixed is not None:
@@ -187,7 +190,7 @@ def _mixed_backends(projection: Projection) -> Mismatch | None:
     masks = list(asked.values())
     if first is None or len(masks) < 2 or any(one & other for one, other in combinations(masks, 2)):
         return None
-    return first, "mixed", asked
+    return (first,), "mixed", asked
 
 
 def _moves_by_number(projection: Projection) -> bool:
@@ -201,21 +204,6 @@ def _communicates(projection: Projection) -> bool:
     return any(event.name != "init_process_group" for event in projection.of_kind("wrap", "collective"))
 
 
-def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
-    """Yield a GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
-    script = projection.machine.script
-    if script.spawns_ranks is None or not is_nccl_only(projection) or uses_part(script, ("VISIBLE_DEVICES",)):
-        return
-    for event in projection.in_course("device"):
-        index = constant(event.positional[0]) if event.name == "set_device" else None
-        if isinstance(index, str) and index.startswith("cuda:"):
-            index = index.removeprefix("cuda:")
-        fixed = isinstance(index, int) or (isinstance(index, str) and index.isdigit())
-        if fixed and on_every_rank(event) and not event.conditions:
-            yield event, "shared-gpu", _NONE
-            return
-
-
 def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
     """Yield where a process leaves itself one GPU, the same on all ranks of a launcher that each choose another one."""
     script = projection.machine.script
@@ -227,7 +215,7 @@ def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
         if event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES":
             left = constant(event.positional[1])
             if isinstance(left, str) and left.isdigit() and on_every_rank(event) and not event.conditions:
-                yield event, "one-visible", _NONE
+                yield (event,), "one-visible", _NONE
                 return
 
 

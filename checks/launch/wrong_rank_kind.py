@@ -42,16 +42,14 @@ from ddpdoctor.source.interpreter.values import (
     TASK_COUNT,
     Const,
     PerRank,
-    SequenceValue,
     Unknown,
     Value,
     constant,
-    on_rank,
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.files import saves_by_guard
-from ddpdoctor.source.queries.job_kind import is_single_node, keyword, names_another_machine
+from ddpdoctor.source.queries.job_kind import gpus_of, is_single_node, keyword, names_another_machine
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import last_name, made_from
@@ -146,7 +144,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     knowing = {
         (event.module, event.function)
         for event in projection.of_kind("device")
-        if _lanes_of_device(event.positional[0]) == LOCAL_RANK
+        if gpus_of(event.positional[0]) == LOCAL_RANK
     }
     for event in projection.of_kind("device"):
         if not event.ranks & _BEYOND_FIRST_NODE:
@@ -155,7 +153,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         if by_name and (event.module, event.function) not in knowing:
             continue
         text = ast.unparse(event.node)
-        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and "%" not in text:  # No remainder by a node's GPUs.
+        if gpus_of(event.positional[0]) == GLOBAL_RANK and "%" not in text:  # No remainder by a node's GPUs.
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     yield from _seeds_by_local_rank(projection)
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
@@ -259,26 +257,6 @@ def _fills_for_one_node(projection: Projection, event: Event) -> bool:
         or (isinstance(end, ast.Call) and event.module.resolve(end.func) == "torch.cuda.device_count")
         for end in ends
     )
-
-
-def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
-    if isinstance(value, PerRank):
-        if all(isinstance(entry, SequenceValue) and len(entry.values) == 1 for entry in value.values):
-            return tuple(constant(entry.values[0]) for entry in value.values if isinstance(entry, SequenceValue))
-        numbers = tuple(_index(constant(on_rank(value, rank))) for rank in RANKS)
-        return None if None in numbers else numbers
-    return None
-
-
-def _index(device: object) -> int | None:
-    """Return the GPU index of a device given as a number or as ``cuda:N``."""
-    if isinstance(device, bool):
-        return None
-    if isinstance(device, int):
-        return device
-    if isinstance(device, str) and device.startswith("cuda:") and device[5:].isdigit():
-        return int(device[5:])
-    return None
 
 
 def _constants(value: Value | None) -> tuple[object, ...] | None:

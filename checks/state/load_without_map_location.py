@@ -1,8 +1,9 @@
 """Every rank loads the checkpoint of GPU 0 onto GPU 0.
 
 What it finds
-    torch.load without map_location, on several ranks and from one path, of what is a checkpoint by its name, by its
-    path or by the load_state_dict that it goes into, or a model by what is done with it, in a job with GPUs.
+    torch.load without map_location, or with one GPU for all ranks of a machine, on several ranks and from one path, of
+    what is a checkpoint by its name, by its path or by the load_state_dict that it goes into, or a model by what is
+    done with it, in a job with GPUs.
 
 Why it is bad
     torch.save remembers the device of each tensor, and torch.load puts it back there. What rank 0 saved from GPU 0 is
@@ -32,6 +33,7 @@ from ddpdoctor.check import Check, Script, Via
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, call_at, fix_of, with_keyword
+from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 
@@ -52,12 +54,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report loads of a checkpoint on all ranks that name no device."""
     for load in unmapped_loads(whole_projection(script)):
         location = load.location
+        is_mapped = constant(load.argument("map_location", 1) or NONE) is not None
+        onto, given = ("one GPU", "the same, too") if is_mapped else ("the GPU from which it was saved", "not given")
         yield CHECK.finding(
-            "every rank loads this checkpoint onto the GPU from which it was saved",
+            f"every rank loads this checkpoint onto {onto}",
             remedy=REMEDY,
             locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
-            because=("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),
+            because=(f"the path is the same on every rank, and map_location is {given}", Via(location, load.chain)),
         )
 
 

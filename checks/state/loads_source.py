@@ -12,7 +12,7 @@ from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
-from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_one_gpu, may_use_cuda, noted
 from ddpdoctor.source.queries.wrapped_models import has_no_tensors
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
@@ -29,7 +29,7 @@ _TO_CPU = regex(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
 
 def unmapped_loads(projection: Projection) -> Iterator[Event]:
-    """Loads of a checkpoint on several ranks, from one path, without ``map_location``, in a job with GPUs."""
+    """Loads of a checkpoint on several ranks, from one path, onto the GPU of the save or any other one."""
     script = projection.machine.script
     if not is_distributed(projection) or not may_use_cuda(script):
         return
@@ -41,7 +41,8 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
             continue
         if event.ranks in FIRST_RANKS:
             continue  # The first rank of each node has the GPU from which the first one saved.
-        if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
+        place = event.argument("map_location", 1) or NONE
+        if (constant(place) is None or is_one_gpu(projection, event, place)) and _is_checkpoint(event):
             seen.add(event.node)
             yield event
 

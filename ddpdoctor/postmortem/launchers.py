@@ -19,7 +19,7 @@ FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (
 CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")
 FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
 TOLD_TO_END = re.compile(r"Received (?:Signals\.SIG\w+|(?P<number>\d+)) death signal, shutting down workers")
-GOT_SIGNAL = re.compile(r"Process \d+ got signal: (?:(?P<number>\d+)|(?:Signals\.)?SIG(?P<name>\w+))")
+_GOT_SIGNAL = re.compile(r"Process \d+ got signal: (?:(?P<number>\d+)|(?:Signals\.)?SIG(?P<name>\w+))")
 _SPAWNED = re.compile(r"-- Process (?P<rank>\d+) terminated with the following error:")
 _ENDINGS = tuple(
     map(
@@ -221,6 +221,17 @@ def signal_number(name: str) -> int:
     if name.isdigit():
         return int(name)
     return int(getattr(signal, f"SIG{name}", 0))
+
+
+def signalled_from_outside(kind: str, message: str) -> Incident:
+    """Return that a launcher got the signal which the message of its exception names, if it names one."""
+    match = _GOT_SIGNAL.search(message)
+    return from_outside(signal_number(match["number"] or match["name"]) if match else None, kind, message)
+
+
+def from_outside(number: int | None, kind: str, message: str) -> Incident:
+    """Return that a signal came from outside the job."""
+    return Incident(kind="ended-from-outside", trouble="killed", signal=number, type=kind, message=message)
 
 
 def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:

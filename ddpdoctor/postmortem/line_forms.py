@@ -65,6 +65,10 @@ _LONGEST_JOINED = 20_000
 _CLASS = re.compile(r"(?<![\w.\"'])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?=: | *$)")
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
 _PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
+_FIELD = re.compile(
+    r'\s+"message": (?P<text>"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?:[^"\\]|\\["\\/bfnrt])+"),?\s*$'
+)
+"""An exception in an object of several lines, as torchelastic prints its error files."""
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
@@ -72,6 +76,8 @@ def lines_in(line: str, habit: Habit, year: int) -> Sequence[Prefixed]:
     """Return the line without its prefixes; several where it is an object that holds several."""
     outer = _of_object(line) if line.startswith("{") else []
     if not outer:
+        if '"message": "' in line and (field := _FIELD.match(line)):
+            return [Prefixed(text) for text in msgspec.json.decode(field["text"], type=str).splitlines()]
         if "(most recent call last):\\n" in line and (match := _ESCAPED.search(line)):
             return _escaped(line, match, habit, year)
         if "  20" in line and len(pieces := _RECORD.split(line)) > 2:
@@ -115,8 +121,15 @@ def _unfolded(line: str) -> list[str]:
     return [line[: places[0]].strip(), *(f"  {f[0]}" if f else one for f, one in zip(frames, pieces, strict=True))]
 
 
+_SHORTEST_TWICE = 8
+"""Characters that two ranks write alike at once; shorter ones, as figures, are found twice in any line."""
+_TWICE = re.compile(r"(?=.*[a-z])(?P<one>.{8,200}?)(?P=one)(?:(?P<more>.{4,200}?)(?P=more))?\s*$")
+
+
 def parts_of(text: str) -> list[str]:
     """Part two ranks' lines that share one, for lack of a line feed between them."""
+    if text.find(text[:_SHORTEST_TWICE], _SHORTEST_TWICE) > 0 and (twice := _TWICE.match(text)):
+        return [twice["one"] + (twice["more"] or "")] * 2
     if "[rank" not in text[1:] and "Traceback (most recent" not in text:
         return [text]
     starts = [

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from itertools import count
+from signal import SIGABRT
 from typing import BinaryIO
 
 import msgspec
@@ -182,6 +183,8 @@ _AGENT = re.compile(r"/torch/distributed/(?:elastic/(?:agent|rendezvous)/|launch
 _TERMINATED = re.compile(
     r"terminate called (?:without an active exception|after throwing an instance of '(?P<type>[^']+)')"
 )
+_LAST_WORDS = re.compile(r"(?=.{8,120}$)(?:\**[a-z ][^\d|\[\]{}]*|.*Assertion `.+' failed\.)$")
+"""What the C library and the runtime of C++ say before they abort: no figure, no capital, no time, no level."""
 _WHAT = re.compile(r"what\(\):\s*(?P<message>.*)")
 _OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
 """Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
@@ -218,7 +221,7 @@ MOST_INCIDENTS, MOST_LATEST = 15_000, 2_000
 _IGNORED = "Exception ignored"
 """Python writes it above the traceback of what it goes on after: in a destructor, a callback, an exit handler."""
 _SOON_LINES = 3
-"""Lines of other ranks may come between that and the traceback."""
+"""Lines of other ranks may come between that, or the message of an error file, and the traceback."""
 
 
 class LogRead(msgspec.Struct, kw_only=True):
@@ -477,11 +480,7 @@ class LogReader:
         elif "terminate called" in text and (match := _TERMINATED.search(text)):
             self._after, self._terminated = LINES_AFTER, match["type"] or ""
             if "without" in text:
-                self._add(
-                    Incident(kind="signalled", trouble="killed", signal=6, type="terminate", message=text.strip()),
-                    prefixed,
-                    number,
-                )
+                self._aborted(prefixed, number, text)
         elif "what():" in text and (match := _WHAT.search(text)):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
@@ -542,7 +541,7 @@ class LogReader:
         if _SAYS_THAT_ONE_ENDED.search(message) or (name in _ANNOUNCES and not message):
             return True
         if name in _FROM_OUTSIDE or ended is not None:
-            self._add(ended or _signalled_from_outside(name, message), prefixed, number)
+            self._add(ended or launchers.signalled_from_outside(name, message), prefixed, number)
             return True
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
@@ -588,14 +587,28 @@ class LogReader:
         elif match := launchers.FAILED.search(text):
             local, pid, code = int(match["local"]), int(match["pid"]), int(match["code"])
             ending = RankEnding(local_rank=local, pid=pid, exit_code=code, by_agent=True)
+            if code == -SIGABRT:
+                self._aborted(prefixed, self._line)
             self._add_ending(ending, prefixed)
             self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
         elif match := launchers.TOLD_TO_END.search(text):
             number = int(match["number"]) if match["number"] else None
-            self._add(_from_outside(number, "launcher", text.strip()), prefixed, 0)
+            self._add(launchers.from_outside(number, "launcher", text.strip()), prefixed, 0)
         else:
             return False
         return True
+
+    def _aborted(self, prefixed: Prefixed, number: int, text: str = "") -> None:
+        """Take in that a process aborted; the line in front of it, where no logger wrote that, may say why."""
+        before = self._unread.strip() if self._unread_at == number - 1 else ""
+        said = [before] if _LAST_WORDS.match(before) else []
+        if said or text:
+            message = "; ".join([*said, text.strip()] if text else said)
+            self._add(
+                Incident(kind="signalled", trouble="killed", signal=SIGABRT, type="terminate", message=message),
+                replace(prefixed, rank=None) if not text else prefixed,
+                number,
+            )
 
     def _take_row(self, row: dict[str, str], prefixed: Prefixed, number: int) -> None:
         """A row stands behind the failure that it is about."""
@@ -627,11 +640,11 @@ class LogReader:
             endings = tuple(launchers.endings_in(root.text)) if by_launcher else ()
             by_starter = bool(frames) and _STARTER.search(frames[0].file) is not None
             if root.type in _FROM_OUTSIDE:
-                incident = _signalled_from_outside(root.type, root.text)
+                incident = launchers.signalled_from_outside(root.type, root.text)
             elif root.type == "CalledProcessError" and (ended := launchers.of_command(root.text, of_rank=by_starter)):
                 incident = ended
             elif by_starter and frames[0].function.endswith("handler"):
-                incident = _from_outside(None, root.type, root.text)
+                incident = launchers.from_outside(None, root.type, root.text)
             elif endings or (by_launcher and root.type in _ANNOUNCES) or _SAYS_THAT_ONE_ENDED.search(root.text):
                 for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
@@ -642,6 +655,10 @@ class LogReader:
                 if waits and root.hint in ("", "KeyboardInterrupt"):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
+                last = self.read_so_far.incidents[-1:]
+                if last and last[0].loose and last[0].kind == "said" and 0 < root.line - last[0].line <= _SOON_LINES:
+                    # Error files of torchelastic have the message above the traceback.
+                    incident = replace(self.read_so_far.incidents.pop(), kind="raised", frames=frames, loose=False)
                 if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES - {"ProcessRaisedException"}:
                     message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
@@ -674,15 +691,6 @@ def _start_of(text: str) -> int:
     """Return where the first word is: signs and words of other scripts stand before errors."""
     match = _BEFORE_WORDS.match(text)
     return match.end() if match else 0
-
-
-def _signalled_from_outside(kind: str, message: str) -> Incident:
-    match = launchers.GOT_SIGNAL.search(message)
-    return _from_outside(launchers.signal_number(match["number"] or match["name"]) if match else None, kind, message)
-
-
-def _from_outside(number: int | None, kind: str, message: str) -> Incident:
-    return Incident(kind="ended-from-outside", trouble="killed", signal=number, type=kind, message=message)
 
 
 def _cut_off(frames: tuple[Frame, ...]) -> Incident:

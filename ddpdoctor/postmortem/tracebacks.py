@@ -69,8 +69,8 @@ class Raised(msgspec.Struct, kw_only=True):
     earlier: Raised | None = None
     """The exception that it was raised for, or while it was handled."""
     expects_code: bool = False
-    margin: str = ""
-    """What stands in front of all its lines but, perhaps, the first."""
+    margin: str | None = None
+    """What stands in front of all its lines but, perhaps, the first; None before a frame has come."""
     nested: bool = False
     """Its message passes on the traceback of another process or thread."""
     passes_on: Raised | None = None
@@ -165,7 +165,7 @@ class Tracebacks:
         here = [one for one in self._open if one.marked == marked]
         if not here:
             return False, done
-        text = text.removeprefix(here[-1].margin)
+        text = text.removeprefix(here[-1].margin or "")
         if frame := _FRAME.match(text):
             self._feed(_choose(here, expects_code=False), frame)
             return True, done
@@ -207,7 +207,7 @@ class Tracebacks:
     def _told_in(self, marked: str, indent: str) -> Raised | None:
         """Return the exception in whose message a head stands: it is indented, and those of one logger are alike."""
         last = next((one for one in reversed(self._closed) if one.marked == marked), None)
-        return last if last and last.age < LAST_LINES and len(last.margin) < len(indent) else None
+        return last if last and last.age < LAST_LINES and len(last.margin or "") < len(indent) else None
 
     def _goes_on(self, marked: str, text: str) -> bool:
         """Add a line to the message of an exception that has just ended."""
@@ -245,7 +245,8 @@ class Tracebacks:
         if len(raised.frames) < MOST_FRAMES:
             file = frame["file"].replace("\\", "/") if frame["file"][1:3] == ":\\" else frame["file"]
             raised.frames.append(Frame(file, int(frame["line"]), frame["function"] or ""))
-        raised.margin = raised.margin or frame["margin"]
+        if raised.margin is None:  # That of the first: two ranks that write at once indent each other's lines.
+            raised.margin = frame["margin"]
         raised.expects_code, raised.age = True, 0
         if raised in self._open:
             self._touch(raised)

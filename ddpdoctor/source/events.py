@@ -130,7 +130,7 @@ class Exit(Placed, frozen=True, eq=False):
     """The call that was left, or in which a loop was left; 0 for the program."""
 
 
-OwnKind = Literal["batch", "clock", "files", "polled", "random", "store", "state", "order", "guard"]
+OwnKind = Literal["batch", "clock", "files", "polled", "random", "store", "state", "order", "guard", "turns", "reduced"]
 """What differs by rank in what a condition depends on."""
 
 

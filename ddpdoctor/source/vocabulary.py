@@ -235,6 +235,8 @@ MODULE_SELF_METHODS = frozenset(
 )
 """Methods of a module that return the module."""
 
+JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
+"""DDP's join, the class behind it, and Accelerate's: ranks that end first shadow the others' collectives."""
 SAME_ITEMS = frozenset({"enumerate", "zip", "iter", "next", "list", "tuple", "reversed", "tqdm", "track", "trange"})
 """Last names of functions whose result yields the items of their arguments."""
 

@@ -367,6 +367,9 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     """Leave out what says less of the same: lines beside a traceback, signals that the launcher reports as well."""
     told = {(one.rank, one.kind) for one in incidents if one.frames and one.type}
     launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
+    reasons = {
+        one.signal: one.message.partition("; terminate called")[0] for one in incidents if one.type == "terminate"
+    }
     kept: list[Incident] = []
     for one in sorted(incidents, key=lambda one: (one.time_ns == 0, one.time_ns if not one.file else 0, one.position)):
         shadow = not one.frames and one.type == "" and (one.rank, one.kind) in told
@@ -379,7 +382,8 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
             other.kind in OWN and other.type not in (*_REPEATING, "launcher") for other in incidents
         )
         if not (shadow or unknown or repeated or announced or _says_less_than_another(one, incidents)):
-            kept.append(one)
+            why = reasons.get(one.signal) if one.type == "launcher" and one.kind == "signalled" else None
+            kept.append(replace(one, message=why) if why else one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
         kept = [one for one in kept if one.kind != "interrupted"]
@@ -427,10 +431,17 @@ def _is_own(one: Incident) -> bool:
     return one.kind in OWN or (one.kind == "no-rendezvous" and _OWN_RENDEZVOUS.search(one.message) is not None)
 
 
+def _ends_what_waited(one: Incident, groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> bool:
+    """Return whether a signal came from outside to a job whose ranks had given up waiting for each other."""
+    return one.kind == "ended-from-outside" and any(
+        group[0].kind in ("timed-out", "stuck") and surely_before(group[0], one, evidence) for group in groups
+    )
+
+
 def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
     followed = explained(groups, evidence)
     groups = [group for place, group in enumerate(groups) if place not in followed] or groups
-    own = [group for group in groups if _is_own(group[0])]
+    own = [group for group in groups if _is_own(group[0]) and not _ends_what_waited(group[0], groups, evidence)]
     hardware = [group for group in own if group[0].kind in ("gpu", "killed-by-kernel")]
     told = [group[0] for group in own]
     if evidence.ordered:

@@ -337,7 +337,9 @@ def title(cause: LogCause) -> str:
             if not first.signal:
                 who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
                 return f"{who} ended unexpectedly, and without an exception"
-            return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
+            why = first.message.partition("; terminate called")[0] if first.type in ("launcher", "terminate") else ""
+            after = f" after it had printed “{why}”" if why and not why.startswith("terminate called") else ""
+            return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}{after}"
         case "stuck":
             if first.type == IN_THE_KERNEL:
                 return f"the process of {_who(cause)} was stuck in the kernel, where no signal can end it"

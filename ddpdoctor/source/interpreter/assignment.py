@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     MEMBERS,
     NONE,
     OPAQUE,
+    OWN_ROWS,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -40,6 +41,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     never_none,
     options_of,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import parts_held
@@ -267,6 +269,8 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
             mutated = _mutated(machine, receiver, name, _given(node, arguments))
             if name == "setdefault" and arguments and has_own_keys(machine, node, receiver, arguments[0]):
                 mutated = Unknown(True, False, derived(arguments).tags | {MEMBERS})
+            if _grows_apart(machine, node) or (name == "extend" and any(OWN_ROWS in tags_of(one) for one in arguments)):
+                mutated = tagged(mutated, frozenset({OWN_ROWS}))
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM
@@ -274,6 +278,15 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip", "capitalize", "title"}:
         return Const(getattr(text, name)())
     return None
+
+
+def _grows_apart(machine: Machine, node: ast.Call) -> bool:
+    """Return whether a list grows in a turn or not by a condition of the rank's own, here alone in the loop."""
+    if not machine.loops or not (machine.own_tests or any(loop.own for loop in machine.loops)):
+        return False
+    written = ast.unparse(node.func)
+    inside = (one for one in descend(machine.loops[-1].around.node) if isinstance(one, ast.Call))
+    return [one for one in inside if ast.unparse(one.func) == written] == [node]
 
 
 def adopts_variables(machine: Machine, node: ast.AST, owner: Value) -> bool:

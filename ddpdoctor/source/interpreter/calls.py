@@ -41,11 +41,20 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     merged_results,
+    stamped,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
+from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PIECES
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, ordered, reduced, stamped
+from ddpdoctor.source.ranks.rank_local_values import (
+    DECIDED,
+    chooses_keys,
+    drawn_apart,
+    of_unread,
+    reduced,
+)
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -126,7 +135,7 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
-        result = ordered(machine, node, function.name, given, result)
+        result = _ordered(machine, node, function.name, given, result)
         result = _in_form(function.name, given, result)
         return drawn_apart(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
@@ -169,6 +178,23 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
     machine.note_unread(node, given.values)
     result = derived([function, *given.values])
     return Unknown(result.varying, opaque=True, tags=result.tags)
+
+
+# Functions that put their argument in a random order, or return such an order.
+_SHUFFLES = frozenset({"random.shuffle", "numpy.random.shuffle"})
+_ORDERS = frozenset({"random.sample", "numpy.random.permutation", "torch.randperm"})
+
+
+def _ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result: Value) -> Value:
+    """Return the result of a library function, marked where it draws an order, or cuts what has one into pieces."""
+    if name in _ORDERS:
+        return tagged(result, frozenset({(ORDER, machine.object_number(node))}))
+    if name in _SHUFFLES and given.positional and isinstance(node, ast.Call) and node.args:
+        drawn = frozenset({(ORDER, machine.object_number(node))})
+        overwrite(machine, node.args[0], tagged(given.positional[0], drawn))
+    if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
+        return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
+    return result
 
 
 def _in_form(name: str, given: Arguments, result: Value) -> Value:
@@ -321,13 +347,17 @@ def call_function(
         machine.gradients = gradients
     machine.add_call(inner)
     for written in frame.left_behind:
-        machine.store.merge(written)
+        machine.store.merge(written, frame.own)
+        if frame.own:
+            machine.mark_decided(machine.store, written)
     machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
     if frame.agreed:
         machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
         _write_through(machine, node, function)
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry)
+        if frame.own and isinstance(returned, Unknown) and any(one != frame.results[0] for one in frame.results):
+            returned = tagged(Unknown(True, returned.opaque, returned.tags, returned.not_none), frozenset({DECIDED}))
     else:
         returned = SequenceValue((frame.yielded,), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None

@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     FALSE,
     MEMBERS,
     OPAQUE,
+    OWN_LENGTH,
     RANKS,
     TRUE,
     UNIFORM,
@@ -54,13 +55,14 @@ from ddpdoctor.source.interpreter.values import (
     on_rank,
     only_of_files,
     per_rank,
+    stamped,
     tagged,
     tags_of,
     truth,
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of, stamped
+from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned
@@ -391,6 +393,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
             return part
         made = machine.object(container)
         given = () if made is None else (*made.positional, *made.named.values())
+        if (module := _module_in(container.name, given, constant(key))) is not None:
+            return module
         if any(is_varying(one) and not only_of_files(one) for one in given):
             return Unknown(False, False, frozenset({SHARE}))  # of a file that is the rank's own, as `torch.load` gives
     if container == ENVIRONMENT:
@@ -419,7 +423,19 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         overwrite(machine, node.value, Unknown(True, False, result.tags | {MEMBERS}))  # The key is made.
     if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
         return never_none(result)
+    if is_varying(key) and isinstance(container, Unknown) and is_mask(machine, node.slice):
+        return tagged(result, frozenset({OWN_LENGTH}))
     return picked(machine, node, result) if is_rank_key(key) else result
+
+
+def _module_in(name: str, given: Sequence[Value], number: object) -> Value | None:
+    """Return the module that a container of torch has at a place; None where that is not known."""
+    listed = isinstance(given[0], SequenceValue) and not given[0].open if given else False
+    held = given[0].values if listed and isinstance(given[0], SequenceValue) else given
+    if name not in ("torch.nn.Sequential", "torch.nn.ModuleList") or not isinstance(number, int):
+        return None
+    known = all(isinstance(one, (Instance, ExternalObject)) for one in held)
+    return held[number] if known and -len(held) <= number < len(held) else None
 
 
 def _lambda(machine: Machine, node: ast.Lambda) -> Value:

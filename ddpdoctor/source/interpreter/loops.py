@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-from ddpdoctor.source.events import Sinks
+from ddpdoctor.source.events import OwnTest, Sinks
 from ddpdoctor.source.interpreter.assignment import (
     OF_PROJECT,
     assign_to,
@@ -20,6 +20,7 @@ from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    OWN_ROWS,
     RANKS,
     UNIFORM,
     Arguments,
@@ -37,9 +38,10 @@ from ddpdoctor.source.interpreter.values import (
     join,
     on_rank,
     per_rank,
+    tagged,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
-from ddpdoctor.source.ranks.rank_local_values import with_keys
+from ddpdoctor.source.ranks.rank_local_values import own_test, with_keys
 from ddpdoctor.source.script.module import deep_recursion, descend, last_name
 
 MAXIMUM_PHASES = 4
@@ -224,6 +226,7 @@ def _in_generators(
     Its variables are its own: what the function has by their names is there again after it.
     """
     found: list[Value] = []
+    own: list[OwnTest | None] = []
     targets = [node for generator in generators for node in ast.walk(generator.target) if isinstance(node, ast.Name)]
     hidden = {(machine.frame.scope, node.id): machine.store.get(machine.frame.scope, node.id) for node in targets}
 
@@ -234,8 +237,8 @@ def _in_generators(
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
-                machine.evaluate(machine, condition)
-        found.append(result())
+                own.append(own_test(machine, condition, machine.evaluate(machine, condition)))
+        found.append(tagged(result(), frozenset({OWN_ROWS})) if any(own) else result())
 
     machine.add_loop(machine.collect(turn), [None if one is None else 1] * len(RANKS), generators[0].iter)
     machine.store.put({cell: value for cell, value in hidden.items() if value is not None})

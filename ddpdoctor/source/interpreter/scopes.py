@@ -312,7 +312,9 @@ class CallFrame:
         self.results: list[tuple[int, Value]] = []
         """What was returned, by mask of ranks."""
         self.left_behind: list[dict[Cell, Value]] = []
-        """What paths wrote that returned early."""
+        """What paths wrote that returned early ..."""
+        self.own = False
+        """... by something of the rank's own, so that ranks may return other things."""
         self.on_yield: Callable[[Value], None] | None = None
         self.yielded: Value | None = None
         """What a generator gives for any of its items, unless ``on_yield`` takes them."""

@@ -34,6 +34,8 @@ Apply = Callable[..., Value]
 OwnTestOf = Callable[["Machine", ast.AST, Value], OwnTest | None]
 MarkDecided = Callable[[Store, Iterable[Cell]], None]
 """What walks expressions, statements and calls, and judges conditions; injected, for all of it uses the state."""
+# Kinds of conditions that make nothing a rank's own: ranks mostly share their files, and know each other's numbers.
+_NO_ORIGIN = frozenset({"files", "polled", "turns"})
 
 
 class Machine(Memory):
@@ -78,7 +80,7 @@ class Machine(Memory):
             own = None if self.in_parent else self.own_test(self, test, self.present(value))
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
-            by_rank = varying and own is None and not tags_of(value)
+            by_rank = varying and (own is None or own.kind == "turns") and not tags_of(value)
             self.fork([when_true, when_false], test, value, varying=varying, own=own, by_rank=by_rank)
             return
         if yes == start:
@@ -168,15 +170,17 @@ class Machine(Memory):
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
             if not reached and living and not all_raise(sinks, start):
-                self._leave_behind(written, sinks, start, varying, own is not None)
+                self._leave_behind(written, sinks, start, varying, own)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
-        if own is not None and own.kind not in ("files", "polled"):
+        if own is not None and own.kind not in _NO_ORIGIN:
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
         self.mask = 0
         for _, reached, _ in outcomes:
             self.mask |= reached
 
-    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool, own: bool) -> None:
+    def _leave_behind(
+        self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool, own: OwnTest | None
+    ) -> None:
         in_turn = any(
             isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
             for rank, sink in enumerate(sinks)
@@ -185,8 +189,9 @@ class Machine(Memory):
         if in_turn and self.loops:
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
-            self.loops[-1].own |= own
+            self.loops[-1].own |= own is not None
         else:
+            self.frame.own |= own is not None and own.kind not in _NO_ORIGIN
             self.frame.left_behind.append(written)
 
     def jump(self, jump: Jump, node: ast.AST) -> None:

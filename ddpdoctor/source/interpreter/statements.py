@@ -38,7 +38,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
 from ddpdoctor.source.script.module import Module, descend, last_name
-from ddpdoctor.source.torch_model.recorded_calls import note_absent
+from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_augmented
 from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
@@ -74,6 +74,8 @@ def _annotated(machine: Machine, statement: ast.AnnAssign) -> None:
 
 
 def _augmented(machine: Machine, statement: ast.AugAssign) -> None:
+    if isinstance(statement.target, ast.Attribute):
+        note_augmented(machine, statement.target, statement.value)
     load = ast.copy_location(ast.BinOp(_as_load(statement.target), statement.op, statement.value), statement)
     assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, load)))
 
@@ -235,6 +237,9 @@ def _loop(
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
     inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    if inner is None and not around.once:  # The next turn may come to what only changed variables lead to.
+        frame = LoopFrame(around)
+        inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))

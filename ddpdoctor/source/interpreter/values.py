@@ -35,6 +35,13 @@ CLOCK: Tag = ("clock", 0)
 """Of a time."""
 STAMP: Tag = ("clock", 1)
 """Of a time to the second at most, and nothing else that varies: ranks that read the clock together have the same."""
+DRAWN: Tag = ("drawn", 0)
+"""Tag of what comes from a generator that each rank has given a seed of its own."""
+OWN_LENGTH: Tag = ("length", 0)
+"""Of a tensor that is as long as a rank's own data makes it, as long as nothing may have changed that ..."""
+OWN_ROWS: Tag = ("length", 1)
+"""... and of the items of such a list."""
+_LENGTHS = frozenset({OWN_LENGTH, OWN_ROWS})
 
 
 class Const(msgspec.Struct, frozen=True):
@@ -224,6 +231,8 @@ BAR_COUNT = "bar-count"
 """Kind of the tags of what it has counted where it is on; the number is the line that makes it."""
 SYNCHRONISED = Unknown(tags=frozenset({("agreed", 0)}))
 """What a collective made the same on every rank."""
+REDUCED: Tag = ("reduced", 0)
+"""Of what ``dist.reduce`` made whole on one rank alone."""
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
 NO_CONTEXT = External("contextlib.nullcontext")
@@ -406,7 +415,7 @@ def options_of(value: Value) -> Iterator[Value]:
 
 
 def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset()) -> Unknown:
-    """Return an unknown value computed from others: it varies if one of them does, and has their origins."""
+    """Return an unknown value computed from others: it varies if one of them does, and has their origins, no length."""
     varying = beside = False
     tags = extra
     for value in inputs:
@@ -423,12 +432,21 @@ def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset()) -> Unk
             varying, beside = True, beside or STAMP not in more
         if more and more is not tags:
             tags = tags | more if tags else more
+    tags = tags if tags.isdisjoint(_LENGTHS) else tags - _LENGTHS
     return Unknown(varying, tags=_beside_ranks(tags) if beside else tags)
 
 
 def _beside_ranks(tags: frozenset[Tag]) -> frozenset[Tag]:
     """Return the origins of a value that holds more of a rank than a time to the second."""
     return tags - {STAMP} | {CLOCK} if STAMP in tags else tags
+
+
+def stamped(value: Value, name: str, form: object) -> Value:
+    """Return a time in a form, by ``strftime``, ``int`` or in a text, marked where that leaves no part of a second."""
+    coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
+    if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
+        return value
+    return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)
 
 
 def never_none(value: Value) -> Value:
@@ -500,7 +518,13 @@ def is_agreed(value: Value) -> bool:
 def _join_unknown(one: Value, other: Value, varying: bool) -> Value:
     mixed = derived((one, other))
     opaque = any(isinstance(value, Unknown) and value.opaque for value in (one, other))
-    return Unknown(mixed.varying or varying, opaque, mixed.tags, not (_may_be_none(one) or _may_be_none(other)))
+    tags = mixed.tags | (_lengths_of(one) & _lengths_of(other))
+    return Unknown(mixed.varying or varying, opaque, tags, not (_may_be_none(one) or _may_be_none(other)))
+
+
+def _lengths_of(value: Value) -> frozenset[Tag]:
+    """Return by which tags the length of a value is a rank's own; a list that is still empty will have any."""
+    return frozenset({OWN_ROWS}) if value == SequenceValue(()) else tags_of(value) & _LENGTHS
 
 
 def _may_be_none(value: Value) -> bool:

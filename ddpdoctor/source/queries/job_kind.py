@@ -9,7 +9,17 @@ from functools import lru_cache
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    RANKS,
+    PerRank,
+    SequenceValue,
+    Value,
+    constant,
+    on_rank,
+    tags_of,
+)
 from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.projection import Projection, project
@@ -22,7 +32,7 @@ from ddpdoctor.source.script.launch_facts import (
     tests_for_gpu,
 )
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name, once
-from ddpdoctor.source.script.script import Script, calls_any, uses_part
+from ddpdoctor.source.script.script import Script, calls_any, gives_each_rank_a_machine, is_started_per_gpu, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
@@ -392,6 +402,73 @@ def _is_behind_rank_test(module: Module, node: ast.AST) -> bool:
 def depends_on_mode(event: Event) -> bool:
     """Return whether conditions around an event may choose between a job with ranks and one without."""
     return any(_CHOICES_OF_MODE.search(condition) for condition in event.conditions)
+
+
+# The GPUs that the ranks of a machine use.
+
+
+def gpus_of(value: Value) -> tuple[int | None, ...]:
+    """Return the GPU that a device is on each rank, given as a number, as ``cuda:N``, or as the only one of a list."""
+    lanes = (on_rank(value, rank) for rank in RANKS)
+    first = (one.values[0] if isinstance(one, SequenceValue) and len(one.values) == 1 else one for one in lanes)
+    return tuple(_number_of(constant(on_rank(one, rank))) for rank, one in enumerate(first))
+
+
+def _number_of(device: object) -> int | None:
+    if isinstance(device, str) and device.startswith("cuda:") and device[5:].isdigit():
+        return int(device[5:])
+    return device if type(device) is int else None
+
+
+def shared_gpus(projection: Projection) -> Sequence[Event]:
+    """Return where all ranks put their model or their batches on one GPU, or choose it, though they see several.
+
+    They do where the script starts them on one machine, a launcher of the project does, or the script itself gives
+    each a device of another number.
+    """
+    seen = dict[ast.AST, Event]()
+    for event in projection.in_course("device"):
+        if is_one_gpu(projection, event) and (event.name != "device") and _is_of_training(projection, event):
+            seen.setdefault(event.node, event)
+    return tuple(seen.values())
+
+
+def is_one_gpu(projection: Projection, event: Event, device: Value | None = None) -> bool:
+    """Return whether a device is the same GPU on all ranks of a machine, and they are known to see several."""
+    gpus = gpus_of(event.positional[0] if device is None else device)
+    script = projection.machine.script
+    if None in gpus or len(set(gpus)) > 1 or not on_every_rank(event) or framework(script):
+        return False
+    if uses_part(script, ("VISIBLE_DEVICES",)) or gives_each_rank_a_machine(script):
+        return False
+    return (
+        script.spawns_ranks is not None
+        or is_started_per_gpu(script)
+        or any(
+            isinstance(other.positional[0], PerRank)
+            and not other.positional[0].guessed
+            and len({*gpus_of(other.positional[0])} - {None}) > 1
+            and on_every_rank(other)
+            and set(other.conditions) <= set(event.conditions)
+            for other in projection.in_course("device")
+        )
+    )
+
+
+def _is_of_training(projection: Projection, event: Event) -> bool:
+    """Return whether a process chooses its GPU, the model goes there and stays until it is wrapped, or a batch does."""
+    if event.name == "device_ids":
+        return True
+    if any(kind == "batch" for kind, _ in tags_of(event.receiver or NONE)):
+        return not depends_on_mode(event)
+    if event.name == "set_device":
+        return not event.conditions
+    moves = [one for one in projection.in_course("device", "call") if one.receiver == event.receiver]
+    for wrap in projection.in_course("wrap"):
+        before = [one for one in moves if one.ordinal < wrap.ordinal]
+        if event.receiver == wrap.argument("module", 0) and before and before[-1].node is event.node:
+            return set(event.conditions) <= set(wrap.conditions)
+    return False
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

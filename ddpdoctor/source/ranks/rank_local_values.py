@@ -17,9 +17,11 @@ from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
-    CLOCK,
+    DRAWN,
     MEMBERS,
-    STAMP,
+    OWN_LENGTH,
+    OWN_ROWS,
+    REDUCED,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -45,7 +47,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PART, PIECE, PIECES
+from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script
@@ -69,7 +71,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic", "result", ORDER, PIECE, PIECES,
+    "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -157,8 +159,30 @@ def extent_of(value: Value) -> Value | None:
 def members_of(name: str, result: Unknown) -> Unknown:
     """Mark the result of ``set``, ``unique`` and the like: the number of its items depends on the data."""
     if result.varying and makes_members(name):
-        return Unknown(True, result.opaque, result.tags | {MEMBERS})
+        length = OWN_ROWS if name.endswith("set") else OWN_LENGTH
+        return Unknown(True, result.opaque, result.tags | {MEMBERS, length})
     return result
+
+
+def is_of_own_length(machine: Machine, value: Value) -> bool:
+    """Return whether a tensor is as long as the data of each rank makes it."""
+    tags = tags_of(value)
+    return is_varying(value) and OWN_LENGTH in tags and _kind(machine, tags) in ("batch", "state")
+
+
+def is_mask(machine: Machine, node: ast.AST) -> bool:
+    """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
+    if isinstance(node, ast.Name):
+        module = machine.frame.module
+        assigned = module.assigning(module.body_around(node), node.id)
+        return bool(assigned) and all(
+            not isinstance(one.value, ast.Name) and is_mask(machine, one.value) for one in assigned
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
+        return is_mask(machine, node.left) and is_mask(machine, node.right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return is_mask(machine, node.operand)
+    return isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn))
 
 
 def makes_members(name: str) -> bool:
@@ -172,9 +196,24 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
     if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
         return None
     kind = _kind(machine, tags)
+    if kind is None and machine.loops and isinstance(node, ast.expr) and is_varying(value) and _is_by_number(value):
+        from ddpdoctor.source.ranks.counted_turns import holds_unequally
+
+        return _described(machine, node, "turns") if holds_unequally(machine, node) else None
     if kind is None or text_hints_at_ranks(ast.unparse(node)) or not _varies(machine, node):
         return None
     return _described(machine, node, kind)
+
+
+def _is_by_number(value: Value) -> bool:
+    """Return whether nothing but numbers of ranks and what is the same on all of them may be in a value."""
+    return {kind for kind, _ in tags_of(value)} <= {
+        "remainder",
+        "quotient",
+        "world-size",
+        "rank-of-job",
+        "rank-of-node",
+    }
 
 
 def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
@@ -239,6 +278,8 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     """Return by what of its own a rank decides; a loader that gives every rank the same batches does not count."""
     kinds = {kind for kind, _ in tags}
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
+    if REDUCED in tags:
+        return "reduced"
     if loaders:
         return "batch" if any(is_own_loader(machine, number) for number in loaders) else None
     if "ddp" in kinds:
@@ -411,8 +452,6 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
 
 # Draws by a seed of the rank's own: generators, and environments that are played.
 
-DRAWN: Tag = ("drawn", 0)
-"""Tag of what comes from a generator that each rank has given a seed of its own."""
 TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 # Draws from torch's own generator, which begins each process with a seed of its own.
@@ -523,31 +562,6 @@ def reduced(
     if any(_spares_samples(one) for one in along) or (len(given.positional) > 1 and last in ("max", "min")):
         return result
     return _marked(machine, node, result)
-
-
-# Functions that put their argument in a random order, or return such an order.
-_SHUFFLES = frozenset({"random.shuffle", "numpy.random.shuffle"})
-_ORDERS = frozenset({"random.sample", "numpy.random.permutation", "torch.randperm"})
-
-
-def ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result: Value) -> Value:
-    """Return the result of a library function, marked where it draws an order, or cuts what has one into pieces."""
-    if name in _ORDERS:
-        return tagged(result, frozenset({(ORDER, machine.object_number(node))}))
-    if name in _SHUFFLES and given.positional and isinstance(node, ast.Call) and node.args:
-        drawn = frozenset({(ORDER, machine.object_number(node))})
-        overwrite(machine, node.args[0], tagged(given.positional[0], drawn))
-    if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
-        return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
-    return result
-
-
-def stamped(value: Value, name: str, form: object) -> Value:
-    """Return a time in a form, by ``strftime``, ``int`` or in a text, marked where that leaves no part of a second."""
-    coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
-    if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
-        return value
-    return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)
 
 
 def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:

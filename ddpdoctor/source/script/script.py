@@ -623,6 +623,13 @@ def is_started_on_several(script: Script) -> bool:
     return any(re.search(r"--(nproc[_-]per[_-]node|nnodes)[=\s]+(?!1\b)", command) for command in commands)
 
 
+@once
+def is_started_per_gpu(script: Script) -> bool:
+    """Return whether a file starts the script by torch's launcher with several processes on one machine."""
+    commands = _commands(script, r"(torchrun|torch\.distributed\.(launch|run))\b")
+    return any(re.search(r"--nproc[_-]per[_-]node[=\s]+(?!1\b)(\d|gpu|auto)", command) for command in commands)
+
+
 def _commands(script: Script, launcher: str) -> Iterator[str]:
     """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path

@@ -18,6 +18,8 @@ from ddpdoctor.source.interpreter.values import (
     NO_SYNC,
     NONE,
     OPAQUE,
+    OWN_ROWS,
+    REDUCED,
     SYNCHRONISED,
     TRUE,
     UNIFORM,
@@ -60,7 +62,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     queries_file,
 )
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
-from ddpdoctor.source.torch_model.buffers import note_buffer
+from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
@@ -122,7 +124,12 @@ _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 # Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 # Methods that give another form of a tensor or a module, whatever it is, and so never None.
-_MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous"})
+_MOVES = frozenset(
+    {"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous", "squeeze", "flatten"}
+)
+MOST_PARTS = 20
+"""Of a module, that are each handed to the function that it is to apply."""
+_GROWS = frozenset({"append", "extend", "insert"})
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
@@ -225,7 +232,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
-        return _mixture_of(receiver, given.values, opaque=True)
+        return _mixture_of(receiver, name, given.values, opaque=True)
     if name == "format":
         given = _as_texts(machine, given)
     note_method(machine, node, receiver, name, given)
@@ -262,11 +269,12 @@ def _is_unremarkable(name: str) -> bool:
     return not promises and not known and not is_noted_method(name)
 
 
-def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unknown:
+def _mixture_of(receiver: Value, name: str, arguments: list[Value], *, opaque: bool) -> Unknown:
     """Return what an unreadable method gives: something with the origins of its object and its arguments."""
     result = derived([receiver, *arguments])
     tags = tags_of(receiver)
-    own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
+    lost = ("loader",) if name in _MOVES else ("loader", "length")
+    own = frozenset(tag for tag in tags if tag[0] not in lost) if tags else tags
     return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
 
 
@@ -305,10 +313,15 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
     if (drawn := number_from_store(name, receiver, given.positional)) is not None:
         return drawn
     if name in MODULE_SELF_METHODS and is_model(receiver):
-        note_device(machine, node, name, given)
+        if name == "apply" and given.positional and isinstance(given.positional[0], Function):
+            made = machine.object(receiver)
+            inside = made.argument("module", 0) if made is not None and made.kind == "wrap" else receiver
+            for part in list(parts_of_module(machine, inside or receiver, registered=True))[:MOST_PARTS]:
+                machine.apply(machine, node, given.positional[0], Arguments((part,)))
+        note_device(machine, node, name, given, receiver)
         return receiver
     if name in {"cuda", "to"}:
-        note_device(machine, node, name, given)
+        note_device(machine, node, name, given, receiver)
     return None
 
 
@@ -359,6 +372,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     receiver, name = function.receiver, function.name
     if name == "update" and adopts_variables(machine, node, receiver):
         return NONE
+    if name in _GROWS and OWN_ROWS in tags_of(receiver) and _fills_up(machine) and isinstance(node, ast.Call):
+        overwrite(machine, node.func.value, derived((receiver,)))  # type: ignore[attr-defined]
     sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
         return sized
@@ -376,10 +391,15 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     known = container_method(machine, node, function, arguments) if not unread else None
     if known is not None:
         return known
-    result = members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+    result = members_of(name, _mixture_of(receiver, name, arguments, opaque=unread))
     if machine.sharded and name in ("parameters", "named_parameters") and sharding.is_in_parts(machine, receiver):
         return tagged(result, frozenset({(SHARDED_PARAMETERS, 0)}))
     return never_none(result) if name in _MOVES else result
+
+
+def _fills_up(machine: Machine) -> bool:
+    """Return whether a loop runs as long as something is not reached: ``while len(rows) < most: rows.append(0)``."""
+    return bool(machine.loops) and isinstance(machine.loops[-1].around.node, ast.While) and not machine.own_tests
 
 
 def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value:
@@ -431,8 +451,9 @@ def _collective(name: str, machine: Machine, node: ast.AST, given: Arguments) ->
             if target is not None:
                 held = given.positional[position] if position < len(given.positional) else NONE
                 of_model = any(kind in OF_MODELS for kind, _ in tags_of(held))
-                reduced = tagged(SYNCHRONISED, frozenset({RESULT})) if of_model else SYNCHRONISED
-                overwrite(machine, target, reduced if how.uniform and whole else VARYING)
+                of_all = tagged(SYNCHRONISED, frozenset({RESULT})) if of_model else SYNCHRONISED
+                of_one = Unknown(True, tags=frozenset({REDUCED})) if whole and short == "reduce" else VARYING
+                overwrite(machine, target, of_all if how.uniform and whole else of_one)
                 if how.uniform and whole and isinstance(target, ast.Name):
                     machine.frame.agreed.add(target.id)
     return SYNCHRONISED

@@ -29,6 +29,8 @@ from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
     NONE,
     OPAQUE,
+    OWN_LENGTH,
+    OWN_ROWS,
     RANKS,
     SYNCHRONISED,
     UNIFORM,
@@ -59,6 +61,7 @@ from ddpdoctor.source.interpreter.values import (
     on_rank,
     options_of,
     per_rank,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import SHARE
@@ -313,11 +316,11 @@ def _text_of_device(index: Value) -> Value:
     return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
 
 
-def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments) -> None:
-    """Note what a rank gives as its device."""
+def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments, receiver: Value | None = None) -> None:
+    """Note what a rank gives as its device, and what it moves there."""
     value = given.positional[0] if given.positional else given.named.get("device")
     if value is not None:
-        machine.emit("device", name, node, Arguments((value,)))
+        machine.emit("device", name, node, Arguments((value,)), receiver=receiver)
 
 
 # What makes the process group, itself or in a framework.
@@ -371,7 +374,7 @@ def plain_handler_of(name: str) -> Handler:
     if name.startswith("torch.distributed.") and last[:1].islower():
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
-        return _mixture
+        return partial(_of_torch, name)
     if MAKES_SCHEDULER.match(name):
         return partial(_object, "torch.optim.lr_scheduler.LambdaLR")
     owner = name.removesuffix(f".{last}")
@@ -440,6 +443,19 @@ def _names_a_start(module: Module, scope: ast.AST) -> bool:
 
 def _mixture(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return derived(given.values)
+
+
+def _of_torch(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return the result of a function of torch, with its length where the rank's own data makes that."""
+    result = members_of(name, derived(given.values))
+    made = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    if name not in _JOINING or made is None or isinstance(made, (ast.List, ast.Tuple)):
+        return result  # Of a list that is written out one item may pad the others.
+    return tagged(result, frozenset({OWN_LENGTH})) if OWN_ROWS in tags_of(given.positional[0]) else result
+
+
+# Functions that make a tensor of the items of a list.
+_JOINING = frozenset({"torch.tensor", "torch.as_tensor", "torch.cat", "torch.concat", "torch.stack"})
 
 
 def _uncounted(machine: Machine, node: ast.AST, given: Arguments) -> Value:

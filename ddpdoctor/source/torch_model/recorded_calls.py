@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.scopes import ARGUMENTS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    DRAWN,
     NONE,
     OPAQUE,
     RANKS,
@@ -31,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE, SEEDING
 
@@ -41,6 +43,8 @@ def note_call(machine: Machine, node: ast.AST, name: str, given: Arguments) -> N
         machine.note("call", name, node, given)
     elif name in READING_FUNCTIONS and any(_is_computed(one) for one in given.positional):
         machine.note("call", name, node, given, given.positional[0])
+    if name.startswith("torch.nn.init.") and name.rpartition(".")[2] not in _FIXED:
+        _note_draw(machine, node, given)
     if name == f"{ENVIRONMENT}.setdefault" and given.positional:
         machine.note("call", SET_DEFAULT, node, given)
 
@@ -53,6 +57,8 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
         _note_part(machine, node, receiver, given.positional[-1])
     if machine.wrapped and is_in_place(name) and _is_apart(machine, given.values):
         machine.note("training", CHANGED, node, given, receiver=receiver)
+    if name in _DRAWING:
+        _note_draw(machine, node, given, receiver)
     if name in READING_METHODS:
         if _is_computed(receiver):
             machine.note("call", name, node, given, receiver)
@@ -66,7 +72,7 @@ def _is_computed(value: Value) -> bool:
 
 def is_noted_method(name: str) -> bool:
     """Return whether some calls of a method may be recorded."""
-    known = name == "cuda" or name in READING_METHODS or name in GROWING_METHODS
+    known = name == "cuda" or name in READING_METHODS or name in GROWING_METHODS or name in _DRAWING
     return known or is_in_place(name) or bool(_kinds_of_method(name))
 
 
@@ -75,9 +81,16 @@ def is_in_place(name: str) -> bool:
     return name[-1:] == "_" and name[0] != "_" and name[-2:] != "__" and name != "requires_grad_"
 
 
+def _note_draw(machine: Machine, node: ast.AST, given: Arguments, receiver: Value | None = None) -> None:
+    """Record that something is drawn anew beside a DDP object, with which generators have seeds by rank."""
+    if machine.wrapped and "generator" not in given.named:
+        apart = Const(frozenset(machine.draws_apart))
+        machine.note("training", DRAWN_ANEW, node, Arguments(given.positional, {"apart": apart}), receiver=receiver)
+
+
 def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
     """Return whether only some ranks come here, or with another number on each."""
-    return machine.mask != ALL_RANKS or any(differ_by_rank(value) for value in given)
+    return machine.mask != ALL_RANKS or any(differ_by_rank(value) or DRAWN in tags_of(value) for value in given)
 
 
 def differ_by_rank(value: Value) -> bool:
@@ -92,6 +105,11 @@ def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, val
     if {kind for kind, _ in tags_of(container)} == {"param-groups"} and constant(key) in GROUP_SETTINGS:
         machine.note("training", SET_PARAM_GROUP, node, Arguments((key, value)), receiver=container)
     _note_part(machine, node, container, value)
+    holder = node.value if isinstance(node, ast.Subscript) else None
+    if isinstance(holder, ast.Attribute) and holder.attr in ("_modules", "_parameters"):
+        owner = machine.evaluate(machine, holder.value)
+        if isinstance(owner, (Instance, ExternalObject)) and isinstance(value, (Instance, ExternalObject)):
+            machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, Arguments((key, value)))
 
@@ -173,6 +191,13 @@ UNWRAPPED_FORWARD = "forward outside of DDP"
 
 CHANGED = "changed in place"
 """Name of the event of ``parameter.grad.mul_(0.5)`` or ``parameter.data = other`` on some ranks or by the rank."""
+DRAWN_ANEW = "drawn anew"
+"""Name of the event of ``parameter.normal_()``; its argument ``apart`` holds the generators with a seed by rank."""
+_FIXED = frozenset({"constant_", "ones_", "zeros_", "eye_", "dirac_"})
+# Methods of a tensor, and of a module, that draw it anew.
+_DRAWING = frozenset(
+    {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "reset_parameters"}
+)
 SET_REQUIRES_GRAD = "set requires_grad"
 """Name of the event of ``parameter.requires_grad = False``."""
 
@@ -202,6 +227,18 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
     machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
+
+
+def note_augmented(machine: Machine, node: ast.Attribute, added: ast.expr) -> None:
+    """Record ``parameter.grad += number``, where the number is another one on each rank."""
+    if (
+        node.attr in ("grad", "data")
+        and machine.wrapped
+        and not any(isinstance(one, ast.Call) for one in descend(added))
+    ):
+        value = machine.evaluate(machine, added)
+        if _is_apart(machine, (value,)):
+            machine.note("training", CHANGED, node, Arguments((value,)), receiver=machine.held(node.value))
 
 
 def _note_part(machine: Machine, node: ast.AST, owner: Value, value: Value) -> None:
