@@ -220,9 +220,7 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
         seen.add(event.node)
         verb, is_failing = doing
         one = is_one_path(path)
-        failing = (
-            ", and all but the fastest one fail" if one else ": of those that read the clock in one second one fails"
-        )
+        failing = ", and all but the fastest one fail" if one else ", and fails where another did in the same second"
         remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
         if verb == "creates" and "symlink" not in event.name and one:
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."

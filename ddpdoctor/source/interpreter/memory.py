@@ -411,7 +411,7 @@ class Walks:
         """Walks that ended: a recursive function is in the middle of others."""
         self.steps = 0
         self.kept = False
-        """Some walk is certain to be kept: it is in no turn of a loop that may be taken back."""
+        """The last walk is certain to be kept: it is in no turn of a loop that may be taken back."""
         self.silent = True
         """No walk ran a collective."""
         self.alike = True
@@ -472,7 +472,7 @@ class Effort:
             return
         walks.steps += steps
         walks.ended += 1
-        walks.kept = walks.kept or not self.trials
+        walks.kept = not self.trials
         walks.given[of_batch] = walks.given.get(of_batch, 0) + (1 if self.trials else WALKS_GIVEN)
         walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
@@ -483,7 +483,7 @@ class Effort:
             walks.alike = False
 
     def take_back(self) -> None:
-        """Leave one more walk to each function of which none was kept: what it did is taken back with its loop."""
+        """Leave one more walk to each function of which the last was taken back with its loop."""
         for walks in self.walks.values():
             if not walks.kept:
                 walks.ended = min(walks.ended, ALIKE_WALKS - 1)
