@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
@@ -42,6 +43,8 @@ from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
 _EVERY_ITEM = SAME_ITEMS - {"zip", "next"} | {"sorted", "range", "len"}
+_TRIED_WALKS = 2
+"""Walks of a loop that are taken back where a later turn finds something else: what one turn sets, another may ask."""
 # Name of a flag that is set in a job with ranks.
 _HAS_RANKS = regex(r"^(is_|use_)?(distributed|ddp)$")
 
@@ -222,14 +225,16 @@ def _loop(
     turns: Sequence[int | None],
     own: Callable[[], OwnTest | None] = lambda: None,
 ) -> None:
-    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
+    """Walk a body for any of its turns: once, or more often with what a walk changed for the next turn."""
     start = machine.mask
-    frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
-    if inner is None:
+    frame, inner = LoopFrame(around), None
+    for _ in range(0 if around.once else _TRIED_WALKS):
+        inner = first_walk(machine, around.node, partial(_turn, machine, turn, frame))
+        if inner is not None:
+            break
         frame = LoopFrame(around)
-        inner = machine.collect(lambda: _turn(machine, turn, frame))
+    inner = inner or machine.collect(partial(_turn, machine, turn, frame))
     machine.add_loop(inner, varying_turns, around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
