@@ -85,6 +85,7 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
     from ddpdoctor.diagnosis.wording import site_location
 
     ranks = record.rank_numbers()
+    yield from _summed_twice(record, ranks)
     given: dict[tuple[int, int], dict[int, list[SummedTotal]]] = {}
     for row in record.summed_totals:
         given.setdefault((row.site, row.tensor), {}).setdefault(row.rank, []).append(row)
@@ -111,6 +112,41 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
             locations=place,
             ranks=ranks,
             because=((f"in turn {shown}", place, {"sums": sums, "ranks": len(ranks)}),),
+        )
+
+
+def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict]:
+    """Yield each line that sums what a call before has summed, with no change in between: a dict holds it twice."""
+    from ddpdoctor.diagnosis.wording import site_location
+
+    newest: dict[tuple[int, int], SummedTotal] = {}
+    pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
+    for row in record.summed_totals:
+        before = newest.get((row.rank, row.tensor))
+        newest[row.rank, row.tensor] = row
+        if before is not None and before.version == row.version >= 0 and len(before.numbers) == len(row.numbers):
+            pairs[row.rank].append((before, row))
+    by_lines: dict[tuple[int, int], list[tuple[tuple[SummedTotal, SummedTotal], ...]]] = {}
+    for each in zip(*pairs.values(), strict=False) if len(ranks) > 1 else ():
+        sums = [sum(numbers) for numbers in zip(*(before.numbers for before, _ in each), strict=False)]
+        held = (
+            abs(now - one) <= 1e-4 * abs(one) for _, row in each for now, one in zip(row.numbers, sums, strict=False)
+        )
+        if any(sums) and all(held) and len({(before.site, row.site) for before, row in each}) == 1:
+            by_lines.setdefault((each[0][0].site, each[0][1].site), []).append(each)
+    for (first, second), times in by_lines.items():
+        shown = "; ".join(
+            f"rank {row.rank} gave {before.numbers[0]:,.6g}, then the sum {row.numbers[0]:,.6g}"
+            for before, row in times[0][:2]
+        )
+        yield Verdict(
+            sentence="one tensor is summed over the ranks twice with no change in between: it ends up as the sum times "
+            "the number of ranks",
+            remedy="Sum each tensor once: what stands under several keys or names may be one tensor, of which each "
+            "needs a clone() of its own.",
+            locations=(site_location(record.site(second)), site_location(record.site(first))),
+            ranks=ranks,
+            because=((shown, site_location(record.site(first)), {"times": len(times), "ranks": len(ranks)}),),
         )
 
 

@@ -103,9 +103,9 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
         if argument.__class__ is ast.Constant and complete:
             positional.append(Const(argument.value))
             continue
-        starred = isinstance(argument, ast.Starred)
-        value = evaluate(machine, argument.value if starred else argument)
-        if not starred and complete:
+        given = argument.value if isinstance(argument, ast.Starred) else argument
+        value = evaluate(machine, given)
+        if given is argument and complete:
             positional.append(value)
         elif isinstance(value, SequenceValue) and not value.open and complete:
             positional.extend(value.values)
