@@ -34,12 +34,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
 from typing import TypeAlias
 
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, project
@@ -152,10 +151,9 @@ def _into_one_tensor(projection: Projection) -> Iterator[Finding]:
 
 _ON_MEMORY = frozenset({"all_reduce", "broadcast", "reduce"})
 _CONTIGUOUS = (
-    "Give it numbers that lie side by side, and copy them back where the tensor is read: part = view.contiguous(); "
-    "dist.{}(part{}); view.copy_(part). Or give it the whole tensor."
+    "Give it numbers that lie side by side, part = view.contiguous(), and copy them back where the view is read: "
+    "view.copy_(part). Or give it the whole tensor."
 )
-_SOURCES = {"broadcast": ", src=0", "reduce": ", dst=0"}
 # Methods that give a view of a part of each row, or all parts, and where they are given the dimension to cut.
 _PART_OF_ROWS = {"narrow": 0, "select": 0, "expand": 0}
 _PARTS_OF_ROWS = {"chunk": 1, "split": 1, "tensor_split": 1, "unbind": 0}
@@ -168,22 +166,21 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
     holding: dict[tuple[object, ...], set[int]] = {}
     for row in record.memory_orders:
         holding.setdefault((row.kind, row.shape, row.strides), set()).add(row.rank)
-    told: set[int] = set()
+    by_line: dict[tuple[str, Location | None], dict[tuple[object, ...], tuple[str, bool]]] = {}
     for row in record.memory_orders:
-        ranks = holding[row.kind, row.shape, row.strides]
-        alike = row.kind != "scatter" and ranks >= set(row.ranks)
-        if row.site in told or (alike and not row.gaps):
-            continue
-        told.add(row.site)
-        how = "do not lie side by side in memory" if row.gaps else "lie in memory in an order of their own"
-        named = f"shape {list(row.shape)}, strides {list(row.strides)} on {rank_list(tuple(sorted(ranks)))}"
+        ranks, place = holding[row.kind, row.shape, row.strides], site_location(record.site(row.site))
+        if row.gaps or row.kind == "scatter" or not ranks >= set(row.ranks):
+            named = f"shape {list(row.shape)}, strides {list(row.strides)} on {rank_list(tuple(sorted(ranks)))}"
+            by_line.setdefault((row.kind, place), {})[row.shape, row.strides] = named, row.gaps
+    for (kind, place), views in by_line.items():
+        how = "do not lie side by side" if any(gaps for _, gaps in views.values()) else "lie in an order of their own"
         yield CHECK.finding(
-            f"{row.kind} is given a view whose {prod(row.shape):,} numbers {how}: it moves other ones",
+            f"{kind} is given a view whose numbers {how} in memory: it moves other ones",
             basis=record.job.kind,
-            remedy=_CONTIGUOUS.format(row.kind, _SOURCES.get(row.kind, "")),
-            locations=site_location(record.site(row.site)),
-            ranks=tuple(sorted(ranks)),
-            because=((named, site_location(record.site(row.site))),),
+            remedy=_CONTIGUOUS,
+            locations=place,
+            ranks=record.rank_numbers(),
+            because=tuple((named, place) for named, _ in views.values()),
         )
 
 
@@ -201,7 +198,7 @@ def _in_pieces(projection: Projection) -> Iterator[Finding]:
                 yield CHECK.finding(
                     f"{event.name} is given `{text}`, whose numbers do not lie side by side in memory: gloo moves "
                     "others",
-                    remedy=_CONTIGUOUS.format(event.name, _SOURCES.get(event.name, "")),
+                    remedy=_CONTIGUOUS,
                     locations=event.location,
                     because=("it is a view of a part of each row", views[0][0].location(views[0][1])),
                     severity=Severity.WARNING,

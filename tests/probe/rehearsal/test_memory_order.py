@@ -17,7 +17,7 @@ for turn in range(3):
     dist.broadcast(table[:, :2], src=0)  # gaps
     dist.all_reduce(table[:, 2])  # gaps
     dist.all_reduce(table.view(-1)[::2])  # gaps
-    dist.reduce(torch.ones(1, 3).expand(4, 3), dst=0)  # gaps
+    dist.reduce(torch.ones(4, 3)[:1].expand(4, 3), dst=0)  # gaps
     dist.broadcast(table.t() if rank == 0 else torch.zeros(3, 4), src=0)  # gaps
     dist.scatter(torch.zeros(4), [table[:, 0], table[:, 1]] if rank == 0 else None, src=0)  # gaps
     dist.all_reduce(table[1:3])
