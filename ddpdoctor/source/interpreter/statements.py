@@ -33,8 +33,10 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     by_rank,
     derived,
+    is_varying,
     tagged,
     tags_of,
+    varied,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
 from ddpdoctor.source.script.module import Module, descend, last_name
@@ -213,7 +215,12 @@ def _while(machine: Machine, statement: ast.While) -> None:
                 machine.mask, statement.test, value, lambda: _loop(machine, around, turn, [None] * len(RANKS))
             )
         else:
+            machine.store.begin()
             _loop(machine, around, turn, [None] * len(RANKS), own_of_any_turn)
+            if is_varying(value) and own_of_any_turn() is None:  # What it counts differs as the numbers of turns do.
+                for cell in list(machine.store.latest()):
+                    machine.store.write(cell, varied(machine.store.get(*cell) or NONE))
+            machine.store.keep()
     machine.mask |= no & start
     execute(machine, statement.orelse)
 
