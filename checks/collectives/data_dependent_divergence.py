@@ -37,7 +37,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -49,11 +49,13 @@ from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS, keys_logged
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.queries.origins import Origins, pairs_of
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.queries.origins import Origins
 
 CHECK = Check(
     code="DDP302",
@@ -260,10 +262,14 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
 
 def _keys_of_batch(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Yield keys made of what a batch holds under which Lightning reduces a value: each rank pairs another one."""
+    logs = [event for event in projection.of_kind("collective") if event.name.endswith(OF_ALL_RANKS)]
+    if not logs:
+        return
+    from ddpdoctor.source.queries.origins import Origins
+
     origins = Origins(projection.machine.script.modules)
-    for event in projection.of_kind("collective"):
-        logs = event.name.endswith(OF_ALL_RANKS) and isinstance(event.node, ast.Call)
-        for key in keys_logged(event.node) if logs else ():  # type: ignore[arg-type]
+    for event in logs:
+        for key in keys_logged(event.node) if isinstance(event.node, ast.Call) else ():
             if key not in seen and not isinstance(key, ast.Constant) and _is_in_batch(origins, event.module, key):
                 seen.add(key)
                 yield OwnParting("loop", OwnTest(key, event.module, "batch", event.chain), event)
@@ -295,7 +301,8 @@ def _is_in_batch(origins: Origins, module: Module, node: ast.expr, depth: int = 
 
 
 def _unpacks(assigned: ast.Assign, name: str) -> bool:
-    targets = (target for target, _ in pairs_of(assigned) if isinstance(target, ast.Tuple))
+    several = isinstance(assigned.value, ast.Tuple)
+    targets = (target for target in assigned.targets if isinstance(target, ast.Tuple) and not several)
     return any(last_name(one) == name for target in targets for one in target.elts)
 
 

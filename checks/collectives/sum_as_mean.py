@@ -4,7 +4,8 @@ What it finds
     A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
     own name or the text beside it), without any division, in the same function or in callers that receive it.
     Also two tensors that are both summed and then compared item by item, as predicted and true classes are. In a
-    rehearsal: a running total that is summed over the ranks in place, added to, and summed again.
+    rehearsal: a running total that is summed over the ranks in place, added to, and summed again. And one tensor that
+    is summed twice with no change in between: a dict holds it under two keys.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from ddpdoctor.check import Check, RunRecord, Script, Verdict
+from ddpdoctor.checks.collectives.summed_twice_source import REMEDY, sums_of_one_tensor
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
@@ -65,6 +67,7 @@ GROWN = 3
 def in_source(script: Script) -> Iterator[Finding]:
     """Report means that are summed over the ranks and shown."""
     yield from shown_sums(whole_projection(script))
+    yield from CHECK.suspected(sums_of_one_tensor(whole_projection(script)))
     for event, compared in compared_sums(whole_projection(script)):
         place = event.module.location(compared)
         yield CHECK.finding(
@@ -142,8 +145,7 @@ def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict
         yield Verdict(
             sentence="one tensor is summed over the ranks twice with no change in between: it ends up as the sum times "
             "the number of ranks",
-            remedy="Sum each tensor once: what stands under several keys or names may be one tensor, of which each "
-            "needs a clone() of its own.",
+            remedy=REMEDY,
             locations=(site_location(record.site(second)), site_location(record.site(first))),
             ranks=ranks,
             because=((shown, site_location(record.site(first)), {"times": len(times), "ranks": len(ranks)}),),

@@ -55,7 +55,6 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.meshes import coordinates_in, mesh_uses
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.data_partitions import SHARE
@@ -149,7 +148,11 @@ def shared_noise(projection: Projection) -> Iterator[tuple[Event, Location]]:
 
 def seeds_of_one_dimension(projection: Projection) -> Iterator[tuple[Event, Location, int]]:
     """Seeds by one coordinate of a mesh where the data of the steps, which draw, is divided by the rank."""
-    uses = [use for use in mesh_uses(projection) if not use.tensors] if projection.machine.sharded else []
+    if not projection.machine.sharded:
+        return
+    from ddpdoctor.source.queries.meshes import coordinates_in, mesh_uses
+
+    uses = [use for use in mesh_uses(projection) if not use.tensors]
     own = [one for one in seeds_of(projection, "torch") if is_varying(derived((*one.positional, *one.named.values())))]
     if not uses or len(own) != 1 or own[0].ranks != ALL_RANKS or not own[0].complete:
         return

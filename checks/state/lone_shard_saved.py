@@ -178,7 +178,7 @@ def own_states(projection: Projection) -> Iterator[Verdict]:
             if by_number and (not kinds or kinds - SIZES) and taken.keys() >= set(path) and taken[path[-1]] is not None:
                 seen.add(save.node)
                 yield Verdict(
-                    sentence=f"{''.join(f'[{key!r}]' for key in path)} differs between the ranks, and only rank 0 saves its own: from the "
+                    sentence=f"`{'/'.join(path)}` differs between the ranks, and only rank 0 saves its own: from the "
                     "checkpoint every rank goes on with that of rank 0",
                     remedy="Save it for each rank: gather the states with all_gather_object and load the rank's own, "
                     "or let every rank save and load a file of its own.",
