@@ -38,7 +38,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -46,14 +46,17 @@ from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
-from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS
+from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS, keys_logged
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import mentions, partings
+from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, partings
 from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
-from ddpdoctor.source.script.module import descend, last_name, made_from
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.queries.origins import Origins
 
 CHECK = Check(
     code="DDP302",
@@ -256,9 +259,56 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
                 seen.add(test.node)
                 inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield OwnParting(how, test, event, inputs)
+    yield from _keys_of_batch(projection, seen)
     yield from _raises(projection, seen)
     yield from _trainers_stopped(projection)
     yield from in_order
+
+
+def _keys_of_batch(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
+    """Yield keys made of what a batch holds under which Lightning reduces a value: each rank pairs another one."""
+    logs = [event for event in projection.of_kind("collective") if event.name.endswith(OF_ALL_RANKS)]
+    if not logs:
+        return
+    from ddpdoctor.source.queries.origins import Origins
+
+    origins = Origins(projection.machine.script.modules)
+    for event in logs:
+        for key in keys_logged(event.node) if isinstance(event.node, ast.Call) else ():
+            if key not in seen and not isinstance(key, ast.Constant) and _is_in_batch(origins, event.module, key):
+                seen.add(key)
+                yield OwnParting("loop", OwnTest(key, event.module, "batch", event.chain), event)
+
+
+# What is alike on every rank of batches that hold other things: their keys, and mostly their sizes.
+_OF_FORM = frozenset({"keys", "items", "len", "list", "iter", "next", "size", "shape", "enumerate", "type", "dtype"})
+
+
+def _is_in_batch(origins: Origins, module: Module, node: ast.expr, depth: int = 4) -> bool:
+    """Return whether an expression is read from the batch of a step, and not from what a loop goes over."""
+    found = False
+    inside = list(descend(node))
+    if not depth or not _OF_FORM.isdisjoint(map(last_name, inside)):
+        return False
+    for name in (one for one in inside if isinstance(one, ast.Name)):
+        function = function_around(module, name)
+        parameters = [one.arg for one in function.args.args] if isinstance(function, ast.FunctionDef) else []
+        if isinstance(function, ast.FunctionDef) and function.name.endswith("_step") and name.id in parameters[1:2]:
+            found = True
+            continue
+        bound = origins.bindings(module, name)
+        unpacked = [one.value for one in nodes_of(function) if isinstance(one, ast.Assign) and _unpacks(one, name.id)]
+        given = [*(bound or ()), *(("value", module, value) for value in unpacked)]
+        if any(how != "value" for how, _, _ in given):
+            return False
+        found = found or any(_is_in_batch(origins, home, value, depth - 1) for _, home, value in given)
+    return found
+
+
+def _unpacks(assigned: ast.Assign, name: str) -> bool:
+    several = isinstance(assigned.value, ast.Tuple)
+    targets = (target for target in assigned.targets if isinstance(target, ast.Tuple) and not several)
+    return any(last_name(one) == name for target in targets for one in target.elts)
 
 
 def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:

@@ -6,11 +6,13 @@ What it finds
     afterwards as if it had been changed in place. Also one with `async_op=True`, or `irecv`, whose tensor is used
     before anything waits for the handle that it returns, or though nothing ever does; an `isend` whose tensor is
     changed in place before that; and either of them in `batch_isend_irecv`. Also a list that a collective fills and
-    that holds one tensor several times (`[torch.zeros(1)] * world_size`).
+    that holds one tensor several times (`[torch.zeros(1)] * world_size`); and an all_reduce, broadcast, reduce or
+    scatter of a view whose numbers do not lie side by side in memory, such as a column.
 
 Why it is bad
     The variable still holds this rank's own value. Nothing fails: gradients are not averaged, or rank 0's metric is
-    reported as the job's. After an asynchronous call it holds what has arrived by then.
+    reported as the job's. After an asynchronous call it holds what has arrived by then. Of a view, gloo takes as many
+    numbers as it has from its first on, as they lie in memory: of a column the numbers of the first rows.
 
 Example
     hvd.allreduce(loss)                 # returns the average; loss stays local
@@ -18,7 +20,7 @@ Example
 
 Remedy
     Assign the result (loss = hvd.allreduce(loss)), or call the in-place form (hvd.allreduce_, dist.all_reduce). Keep
-    the handle of an asynchronous call, and call its wait() before the use.
+    the handle of an asynchronous call, and call its wait() before the use. Give collectives contiguous tensors.
 
 When it is wrong
     If the call only serves to synchronise the ranks, or code that was not followed waits for the device.
@@ -31,17 +33,17 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from ddpdoctor.check import Check, Script
+from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
-from ddpdoctor.source.queries.origins import NAMED, pairs_of
+from ddpdoctor.source.queries.origins import NAMED, Origins, pairs_of
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
 from ddpdoctor.source.vocabulary import COLLECTIVES
@@ -49,7 +51,8 @@ from ddpdoctor.source.vocabulary import COLLECTIVES
 CHECK = Check(
     code="DDP315",
     name="discarded-collective-result",
-    severity={"source": Severity.ERROR},
+    severity=dict.fromkeys(("source", "rehearsal"), Severity.ERROR),
+    needs=frozenset({"memory_orders"}),
     subjects=("collectives",),
     triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across", "irecv", "isend"),
 )
@@ -81,6 +84,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     projection = project(script)
     yield from _not_waited_for(projection)
     yield from _into_one_tensor(projection)
+    yield from _in_pieces(projection)
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
         for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
@@ -141,6 +145,124 @@ def _into_one_tensor(projection: Projection) -> Iterator[Finding]:
                     locations=event.location,
                     because=("the list is made here", event.module.location(made)),
                 )
+
+
+# Collectives that gloo runs on the memory of a tensor as it lies there, whatever view of it they are given.
+
+_ON_MEMORY = frozenset({"all_reduce", "broadcast", "reduce"})
+_CONTIGUOUS = (
+    "Give it numbers that lie side by side, part = view.contiguous(), and copy them back where the view is read: "
+    "view.copy_(part). Or give it the whole tensor."
+)
+# Methods that give a view of a part of each row, or all parts, and where they are given the dimension to cut.
+_PART_OF_ROWS = {"narrow": 0, "select": 0, "expand": 0}
+_PARTS_OF_ROWS = {"chunk": 1, "split": 1, "tensor_split": 1, "unbind": 0}
+
+
+def in_run(record: RunRecord) -> Iterator[Finding]:
+    """Report collectives that were given numbers which lie in memory otherwise than the collective takes them."""
+    from ddpdoctor.diagnosis.wording import rank_list, site_location
+
+    holding: dict[tuple[object, ...], set[int]] = {}
+    for row in record.memory_orders:
+        holding.setdefault((row.kind, row.shape, row.strides), set()).add(row.rank)
+    by_line: dict[tuple[str, Location | None], dict[tuple[object, ...], tuple[str, bool]]] = {}
+    for row in record.memory_orders:
+        ranks, place = holding[row.kind, row.shape, row.strides], site_location(record.site(row.site))
+        if row.gaps or row.kind == "scatter" or not ranks >= set(row.ranks):
+            named = f"shape {list(row.shape)}, strides {list(row.strides)} on {rank_list(tuple(sorted(ranks)))}"
+            by_line.setdefault((row.kind, place), {})[row.shape, row.strides] = named, row.gaps
+    for (kind, place), views in by_line.items():
+        how = "do not lie side by side" if any(gaps for _, gaps in views.values()) else "lie in an order of their own"
+        yield CHECK.finding(
+            f"{kind} is given a view whose numbers {how} in memory: it moves other ones",
+            basis=record.job.kind,
+            remedy=_CONTIGUOUS,
+            locations=place,
+            ranks=record.rank_numbers(),
+            because=tuple((named, place) for named, _ in views.values()),
+        )
+
+
+def _in_pieces(projection: Projection) -> Iterator[Finding]:
+    """Yield collectives that are given columns, every other number, or what ``expand`` shows several times."""
+    origins, seen = Origins(projection.machine.script.modules), set[ast.AST]()
+    for event in projection.of_kind("collective"):
+        if event.name not in _ON_MEMORY or event.node in seen:
+            continue
+        seen.add(event.node)
+        for given in _arguments(event.node, "tensor", 0):
+            views = _pieces(origins, event.module, given)
+            if views:
+                text = views[0][0].excerpt(views[0][1], 60)
+                yield CHECK.finding(
+                    f"{event.name} is given `{text}`, whose numbers do not lie side by side in memory: gloo moves "
+                    "others",
+                    remedy=_CONTIGUOUS,
+                    locations=event.location,
+                    because=("it is a view of a part of each row", views[0][0].location(views[0][1])),
+                    severity=Severity.WARNING,
+                )
+
+
+def _pieces(origins: Origins, module: Module, node: ast.expr, depth: int = 3) -> list[tuple[Module, ast.expr]]:
+    """Return the views with gaps that a tensor is, wherever it is set here, or in some call of its function."""
+    while isinstance(around := node.func if isinstance(node, ast.Call) else node, ast.Attribute):
+        if around.attr not in ("data", "detach"):
+            break
+        node = around.value
+    if not isinstance(node, NAMED):
+        return [(module, node)] if _has_gaps(origins, module, node) else []
+    here: list[list[tuple[Module, ast.expr]]] = []
+    elsewhere: list[list[tuple[Module, ast.expr]]] = []
+    for how, home, value in origins.bindings(module, node) or () if depth else ():
+        found = [(home, value)] if how == "item" and _is_cut(value, _PARTS_OF_ROWS) else []
+        found = _pieces(origins, home, value, depth - 1) if how == "value" else found
+        local = home is module and function_around(home, value) is function_around(module, node)
+        (here if local else elsewhere).append(found)
+    return [one for each in here or elsewhere for one in each] if all(here) else []
+
+
+def _has_gaps(origins: Origins, module: Module, node: ast.expr) -> bool:
+    if not isinstance(node, ast.Subscript):
+        return _is_cut(node, _PART_OF_ROWS)
+    if _is_cut(node.value, _PARTS_OF_ROWS):
+        return True
+    kept = gaps = False
+    for part in getattr(node.slice, "elts", [node.slice]):
+        if isinstance(part, ast.Slice):
+            gaps = gaps or (kept and not part.lower is part.upper is None) or not _is_one(part.step)
+            kept = True
+        elif isinstance(part, ast.Constant) and part.value is ...:
+            kept = True
+        elif _is_number(origins, module, part):
+            gaps = gaps or kept
+        elif not (isinstance(part, ast.Constant) and part.value is None):
+            return False  # Of an index that is a tensor or a list torch makes a copy.
+    return gaps
+
+
+def _is_one(step: ast.expr | None) -> bool:
+    return step is None or (isinstance(step, ast.Constant) and step.value in (None, 1))
+
+
+def _is_number(origins: Origins, module: Module, node: ast.expr) -> bool:
+    """Return whether an index is one whole number: written out, or counted by a loop."""
+    if isinstance(node, ast.Name):
+        found = origins.bindings(module, node) or []
+        calls = [one for how, _, one in found if how == "item" and isinstance(one, ast.Call)]
+        return bool(found) and len(calls) == len(found) and all(last_name(one.func) == "range" for one in calls)
+    number = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    return isinstance(number, ast.Constant) and type(number.value) is int
+
+
+def _is_cut(node: ast.expr, methods: Mapping[str, int]) -> bool:
+    """Return whether a method gives views of parts of each row, or one number at several places."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in methods:
+        return False
+    along = _arguments(node, "dim", methods[node.func.attr])
+    number = along[0].value if along and isinstance(along[0], ast.Constant) else 0
+    return node.func.attr == "expand" or (isinstance(number, int) and number > 0)
 
 
 # Asynchronous calls whose tensor is used before anything waits for the handle that they return.

@@ -4,7 +4,8 @@ What it finds
     A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
     own name or the text beside it), without any division, in the same function or in callers that receive it.
     Also two tensors that are both summed and then compared item by item, as predicted and true classes are. In a
-    rehearsal: a running total that is summed over the ranks in place, added to, and summed again.
+    rehearsal: a running total that is summed over the ranks in place, added to, and summed again. And one tensor that
+    is summed twice with no change in between: a dict holds it under two keys.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from ddpdoctor.check import Check, RunRecord, Script, Verdict
+from ddpdoctor.checks.collectives.summed_twice_source import REMEDY, sums_of_one_tensor
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
@@ -65,6 +67,7 @@ GROWN = 3
 def in_source(script: Script) -> Iterator[Finding]:
     """Report means that are summed over the ranks and shown."""
     yield from shown_sums(whole_projection(script))
+    yield from CHECK.suspected(sums_of_one_tensor(whole_projection(script)))
     for event, compared in compared_sums(whole_projection(script)):
         place = event.module.location(compared)
         yield CHECK.finding(
@@ -85,6 +88,7 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
     from ddpdoctor.diagnosis.wording import site_location
 
     ranks = record.rank_numbers()
+    yield from _summed_twice(record, ranks)
     given: dict[tuple[int, int], dict[int, list[SummedTotal]]] = {}
     for row in record.summed_totals:
         given.setdefault((row.site, row.tensor), {}).setdefault(row.rank, []).append(row)
@@ -111,6 +115,40 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
             locations=place,
             ranks=ranks,
             because=((f"in turn {shown}", place, {"sums": sums, "ranks": len(ranks)}),),
+        )
+
+
+def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict]:
+    """Yield each line that sums what a call before has summed, with no change in between: a dict holds it twice."""
+    from ddpdoctor.diagnosis.wording import site_location
+
+    newest: dict[tuple[int, int], SummedTotal] = {}
+    pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
+    for row in record.summed_totals:
+        before = newest.get((row.rank, row.tensor))
+        newest[row.rank, row.tensor] = row
+        if before is not None and before.version == row.version >= 0 and len(before.numbers) == len(row.numbers):
+            pairs[row.rank].append((before, row))
+    by_lines: dict[tuple[int, int], list[tuple[tuple[SummedTotal, SummedTotal], ...]]] = {}
+    for each in zip(*pairs.values(), strict=False) if len(ranks) > 1 else ():
+        sums = [sum(numbers) for numbers in zip(*(before.numbers for before, _ in each), strict=False)]
+        held = (
+            abs(now - one) <= 1e-4 * abs(one) for _, row in each for now, one in zip(row.numbers, sums, strict=False)
+        )
+        if any(sums) and all(held) and len({(before.site, row.site) for before, row in each}) == 1:
+            by_lines.setdefault((each[0][0].site, each[0][1].site), []).append(each)
+    for (first, second), times in by_lines.items():
+        shown = "; ".join(
+            f"rank {row.rank} gave {before.numbers[0]:,.6g}, then the sum {row.numbers[0]:,.6g}"
+            for before, row in times[0][:2]
+        )
+        yield Verdict(
+            sentence="one tensor is summed over the ranks twice with no change in between: it ends up as the sum times "
+            "the number of ranks",
+            remedy=REMEDY,
+            locations=(site_location(record.site(second)), site_location(record.site(first))),
+            ranks=ranks,
+            because=((shown, site_location(record.site(first)), {"times": len(times), "ranks": len(ranks)}),),
         )
 
 

@@ -49,12 +49,15 @@ from ddpdoctor.source.interpreter.values import (
     Instance,
     Value,
     constant,
+    derived,
     is_varying,
     options_of,
+    tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.ranks.data_partitions import SHARE
 from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
@@ -83,6 +86,14 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
             remedy=REMEDY,
+            locations=seed.location,
+            because=("a draw in every step", draw),
+        )
+    for seed, draw, dimension in seeds_of_one_dimension(whole_projection(script)):
+        yield CHECK.finding(
+            f"this seed counts the ranks along dimension {dimension} of the mesh alone, and those along the others, "
+            "which read other data, draw the same noise",
+            remedy="Seed by the rank, or by all coordinates of the mesh along which the data is divided.",
             locations=seed.location,
             because=("a draw in every step", draw),
         )
@@ -133,6 +144,34 @@ def shared_noise(projection: Projection) -> Iterator[tuple[Event, Location]]:
             if draw is not None and seed is not None:
                 yield seed, draw
                 return
+
+
+def seeds_of_one_dimension(projection: Projection) -> Iterator[tuple[Event, Location, int]]:
+    """Seeds by one coordinate of a mesh where the data of the steps, which draw, is divided by the rank."""
+    if not projection.machine.sharded:
+        return
+    from ddpdoctor.source.queries.meshes import coordinates_in, mesh_uses
+
+    uses = [use for use in mesh_uses(projection) if not use.tensors]
+    own = [one for one in seeds_of(projection, "torch") if is_varying(derived((*one.positional, *one.named.values())))]
+    if not uses or len(own) != 1 or own[0].ranks != ALL_RANKS or not own[0].complete:
+        return
+    value = derived((*own[0].positional, *own[0].named.values()))
+    along = coordinates_in(projection, value)
+    if {kind for kind, _ in tags_of(value)} & {"rank-of-job", "rank-of-node"} or not along or None in along:
+        return
+    places = {(laid[0].ordinal, place) for laid in along if laid is not None for place in laid[1]}
+    divided = {(use.made.ordinal, place) for use in uses for place in use.places}
+    loaders = [one for one in feedings(projection) if division(projection.machine, one.loader) == "sharded"]
+    for backward in projection.in_course("backward") if len(places) == 1 and places < divided else ():
+        loop = next(reversed(backward.loops), None)
+        forwards = (one for one in projection.in_course("forward") if loop in one.loops)
+        given = [value for one in forwards for value in one.positional]
+        sliced = any(SHARE in tags_of(value) and is_varying(value) for value in given)
+        draw = next(_noise(projection, loop), None) if loop is not None and (sliced or loaders) else None
+        if draw is not None:
+            yield own[0], draw, next(iter(places))[1]
+            return
 
 
 def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:

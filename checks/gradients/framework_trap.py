@@ -40,10 +40,11 @@ from ddpdoctor.checks.gradients.diverged_replicas import PLATEAU
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, constant, options_of, tags_of
-from ddpdoctor.source.libraries.lightning import LOG, has_several
+from ddpdoctor.source.libraries.lightning import LOG, LOG_OF_FIRST, has_several, names_logged
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.queries.origins import Origins
 from ddpdoctor.source.queries.rank_logging import is_local
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import uses_any
@@ -330,32 +331,47 @@ def values_of_one_rank(projection: Projection) -> Iterator[Place]:
                 yield module, call
 
 
-def _monitored(projection: Projection, by_schedule: bool) -> set[str]:
+def _monitored(projection: Projection, by_schedule: bool) -> set[object]:
     """Return the names of the values by which schedulers, or callbacks, decide."""
-    found: set[str] = set()
+    found: set[object] = set()
+    origins = Origins(projection.machine.script.modules)
     for module in projection.machine.script.modules:
         for call in module.index.of(ast.Call):
             if not by_schedule and last_name(call.func) in ("ModelCheckpoint", "EarlyStopping"):
                 given = [one.value for one in call.keywords if one.arg == "monitor"]
                 given += call.args[:1] if last_name(call.func) == "EarlyStopping" else []
-                found |= {one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+                found.update(name for one in given for name in _names_of(origins, module, one))
         for node in module.index.of(ast.Dict) if by_schedule and "ReduceLROnPlateau" in module.words else ():
             for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "monitor" and isinstance(value, ast.Constant):
-                    found.add(str(value.value))
+                if isinstance(key, ast.Constant) and key.value == "monitor":
+                    found.update(_names_of(origins, module, value))
     return found
 
 
-def _own_values(projection: Projection, names: set[str]) -> Iterator[Place]:
+def _names_of(origins: Origins, module: Module, node: ast.expr) -> Iterator[str]:
+    """Yield the texts that an expression may be: written out, by a variable, or one after the other of a list."""
+    for one in [node, *origins.made(module, node)]:
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
+    for how, home, value in (origins.bindings(module, node) or ()) if isinstance(node, ast.Name) else ():
+        if how == "item" and isinstance(value, (ast.Tuple, ast.List)):
+            for one in value.elts:
+                yield from _names_of(origins, home, one)
+
+
+def _logged(projection: Projection, kind: str, names: set[object]) -> Iterator[Event]:
+    """Yield where a module logs values of such names in one way."""
+    for event in projection.in_course("call") if names else ():
+        if event.name == kind and isinstance(event.receiver, Instance) and names_logged(event) & names:
+            yield event
+
+
+def _own_values(projection: Projection, names: set[object]) -> Iterator[Place]:
     """Yield where a module logs values of such names, each rank its own."""
     machine = projection.machine
-    for event in projection.in_course("call") if names else ():
-        if event.name != LOG or not isinstance(event.receiver, Instance) or not isinstance(event.node, ast.Call):
-            continue
-        trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)
-        name = event.node.args[0] if event.node.args else None
-        named = isinstance(name, ast.Constant) and name.value in names
-        if named and trainer is not None and has_several(machine, trainer) and is_local(event.positional[0]):
+    for event in _logged(projection, LOG, names):
+        trainer = machine.object(machine.store.get(event.receiver.number, "trainer") or NONE)  # type: ignore[union-attr]
+        if trainer is not None and has_several(machine, trainer) and is_local(event.positional[0]):
             yield event.module, event.node
 
 
@@ -373,14 +389,7 @@ def own_monitors(projection: Projection) -> Iterator[Place]:
 def monitors_of_one_rank(projection: Projection) -> Iterator[Place]:
     """Yield where only rank 0 logs a value that is monitored."""
     names = _monitored(projection, by_schedule=False) | _monitored(projection, by_schedule=True)
-    for module in _modules(projection) if names else ():
-        for call in module.index.of(ast.Call):
-            only = any(
-                one.arg == "rank_zero_only" and getattr(one.value, "value", False) is True for one in call.keywords
-            )
-            name = call.args[0] if call.args else None
-            if only and last_name(call.func) == "log" and isinstance(name, ast.Constant) and name.value in names:
-                yield module, call
+    yield from ((event.module, event.node) for event in _logged(projection, LOG_OF_FIRST, names))
 
 
 def undivided_lengths(projection: Projection) -> Iterator[Place]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Verdict
+from ddpdoctor.files import regex
+from ddpdoctor.finding import Location, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Value, options_of
+from ddpdoctor.source.interpreter.scopes import SIZES
+from ddpdoctor.source.interpreter.values import BUILTINS, NONE, ExternalObject, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
@@ -22,9 +25,9 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.script.module import Module, descend, functions_named, last_name, made_from
 from ddpdoctor.source.script.script import uses_part
-from ddpdoctor.source.vocabulary import OPTIMIZER
+from ddpdoctor.source.vocabulary import OPTIMIZER, text_hints_at_ranks
 
 # What one rank loaded may reach the others by these.
 _SHARES_STATE = (
@@ -49,6 +52,115 @@ def unreduced_gradients(projection: Projection) -> Iterator[Verdict]:
                 locations=event.location,
             )
     yield from _second_backwards(projection)
+    yield from _own_slices(projection)
+
+
+# Autograd functions that gather: in their backward the gradients of all ranks have to be added up.
+
+_GATHERS = frozenset({"all_gather", "all_gather_into_tensor", "_all_gather_base"})
+_ASKS = frozenset({f"torch.distributed.{name}" for name in ("get_rank", "get_world_size", "is_initialized")})
+_CUTS = frozenset({"narrow", "select", "index_select"})
+# Methods of tensors, lists and contexts that are known not to communicate.
+_OF_ONE_RANK = _CUTS | {
+    "save_for_backward", "size", "numel", "dim", "view", "view_as", "reshape", "flatten", "chunk", "split", "unbind",
+    "squeeze", "unsqueeze", "contiguous", "clone", "detach", "to", "type", "type_as", "float", "half", "double", "t",
+    "transpose", "new_zeros", "new_empty", "zero_", "copy_", "fill_", "add", "add_", "sum", "item", "append",
+}  # fmt: skip
+
+
+def _own_slices(projection: Projection) -> Iterator[Verdict]:
+    """Backwards of functions that gather which give back this rank's slice and communicate nowhere.
+
+    A loss times the number of ranks is right where each rank computes all of it.
+    """
+    modules = projection.machine.script.modules
+    backwards = list(projection.of_kind("backward"))
+    losses = (loss for event in backwards for loss in (*event.positional, event.receiver or NONE))
+    if not any(projection.of_kind("wrap")) or any(kind in _SIZES for loss in losses for kind, _ in tags_of(loss)):
+        return
+    for module in modules:
+        for cls in module.index.of(ast.ClassDef):
+            named = [module.resolve(base) for base in cls.bases]
+            methods = {one.name: one for one in cls.body if isinstance(one, ast.FunctionDef)}
+            forward, backward = methods.get("forward"), methods.get("backward")
+            if forward is None or backward is None or not any(map(_IS_FUNCTION.search, named)):
+                continue
+            gathers = any(last_name(call.func) in _GATHERS for _, call in _calls(modules, module, forward))
+            cut = _cut_alone(modules, module, backward) if gathers and _is_applied(modules, cls.name) else None
+            if cut is not None:
+                yield Verdict(
+                    sentence=f"the backward of {cls.name} gives back what this rank's own loss has for what it "
+                    "gathered: what the losses of the other ranks have for it is left out",
+                    remedy="Add up what all ranks have for it before the slice is taken: all_reduce or reduce_scatter "
+                    "of the gradients in backward; or gather by torch.distributed.nn.functional.all_gather, which "
+                    "does so.",
+                    locations=module.location(backward),
+                    because=("this rank's slice is taken, and no collective comes before or after it", cut),
+                    severity=Severity.WARNING,
+                )
+
+
+_IS_FUNCTION = regex(r"^torch\.autograd\.(function\.)?Function$")
+_SIZES = SIZES | {"share"}
+
+
+def _calls(
+    modules: Sequence[Module], module: Module, function: ast.AST, seen: set[ast.AST] | None = None
+) -> Iterator[tuple[Module, ast.Call]]:
+    """Yield the calls in a function, and in the functions of the script that may run by their names."""
+    seen = {function} if seen is None else seen
+    for call in (one for one in descend(function) if isinstance(one, ast.Call)):
+        yield module, call
+        for home, called in functions_named(modules, last_name(call.func)):
+            if called not in seen:
+                seen.add(called)
+                yield from _calls(modules, home, called, seen)
+
+
+def _cut_alone(modules: Sequence[Module], module: Module, backward: ast.FunctionDef) -> Location | None:
+    """Return where this rank's slice is taken in a backward that was followed to its end and does not communicate."""
+    bodies: list[tuple[Module, ast.AST]] = [(module, backward)]
+    for home, call in _calls(modules, module, backward):
+        name, last = home.resolve(call.func), last_name(call.func)
+        own = functions_named(modules, last)
+        of_torch = name.startswith("torch.") and not name.startswith("torch.distributed.")
+        plain = isinstance(call.func, ast.Name) and last in BUILTINS
+        method = isinstance(call.func, ast.Attribute) and last in _OF_ONE_RANK
+        if not (own or of_torch or plain or method or name in _ASKS) or last == "apply":
+            return None
+        bodies += own
+    found: Location | None = None
+    for home, body in bodies:
+        for node in descend(body):
+            index = [node.slice] if isinstance(node, ast.Subscript) else []
+            if isinstance(node, ast.Call) and last_name(node.func) in _CUTS:
+                index = list(node.args)
+            parts = [part for one in index for part in made_from(one, body)]
+            if found is None and any(text_hints_at_ranks(ast.unparse(part)) for part in parts):
+                found = home.location(node)
+            if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Mult):
+                left = getattr(node, "left", node)
+                counts = text_hints_at_ranks(last_name(getattr(left, "func", left)))
+                around = [getattr(one, "func", one) for one in home.ancestors(node)]
+                if not counts and not any(isinstance(one, ast.Slice) or last_name(one) in _CUTS for one in around):
+                    return None  # A factor may make up for what is left out.
+    return found
+
+
+def _is_applied(modules: Sequence[Module], name: str) -> bool:
+    """Return whether a function is used where gradients are recorded."""
+    for module in modules:
+        for use in module.index.of(ast.Attribute):
+            if use.attr == "apply" and last_name(use.value) == name:
+                around = list(module.ancestors(use))
+                entered = (item.context_expr for one in around if isinstance(one, ast.With) for item in one.items)
+                marks = (mark for one in around for mark in getattr(one, "decorator_list", ()))
+                if not any(_NO_GRADIENTS.search(ast.unparse(one)) for one in (*entered, *marks)):
+                    return True
+    return False
+
+
+_NO_GRADIENTS = regex(r"no_grad|inference_mode")
 
 
 def lonely_loads(projection: Projection) -> Iterator[Verdict]:

@@ -5,7 +5,8 @@ What it finds
     from get_model_state_dict without full_state_dict, and that nothing has gathered; and the state_dict of an optimizer
     over such a model, or over one that FullyShardedDataParallel has sharded, be it saved by one rank or by all under
     one path. Also a file with the number of
-    the rank in its name, which ranks read that never write theirs.
+    the rank in its name, which ranks read that never write theirs; and a state that differs between the ranks, such as
+    the position in a stream of which each has its share, that rank 0 saves and all ranks load.
 
 Why it is bad
     The entries are distributed tensors: each rank has its own part of them, and pickling one saves that part. The file
@@ -40,9 +41,19 @@ import msgspec
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.finding import Finding, Frame, Location, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, is_varying, tags_of
+from ddpdoctor.source.interpreter.scopes import SIZES
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    Const,
+    DictValue,
+    PerRank,
+    Value,
+    is_guessed,
+    is_varying,
+    tags_of,
+)
 from ddpdoctor.source.libraries.sharding import SHARDS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
@@ -51,6 +62,7 @@ from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, functions_named, last_name
 from ddpdoctor.source.script.script import uses_part
+from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 CHECK = Check(
     code="DDP609",
@@ -66,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     rank that some ranks read without writing theirs.
     """
     projection = whole_projection(script)
-    yield from CHECK.suspected(lone_files(projection))
+    yield from CHECK.suspected((*lone_files(projection), *own_states(projection)))
     if uses_part(script, ("full_tensor",)):
         return
     for save in projection.in_course("save"):
@@ -140,6 +152,79 @@ def lone_files(projection: Projection) -> Iterator[Verdict]:
             because=(("it is written here", write), ("it is read here", read)),
             severity=Severity.WARNING,
         )
+
+
+# What differs between the ranks and only rank 0 saves, for all of them to go on from.
+
+# Kinds of the origins of what ranks have for another reason than their numbers.
+_NOT_BY_NUMBER = frozenset({"clock", "random", "drawn", "store", "own", "batch", "ddp", "files", "statistic"})
+_COPIES = frozenset({"clone", "int", "list", "tuple", "deepcopy", "copy", "float", "tensor", "to"})
+
+
+def own_states(projection: Projection) -> Iterator[Verdict]:
+    """Yield saves by rank 0 of its own position in the data, say, that every rank then takes for its own."""
+    loads = [event for event in projection.in_course("call") if event.name == "torch.load"]
+    together = all(one.ranks == ALL_RANKS and not any(map(is_varying, one.positional[:1])) for one in loads)
+    if not loads or not together or not is_distributed(projection):
+        return
+    seen, taken = set[ast.AST](), _taken(projection)
+    for save in projection.in_course("save"):
+        guard = guard_of(projection, save)
+        if save.ranks != 1 or guard is None or guard.guessed or save.node in seen:
+            continue
+        for path, value in _entries(save.argument("obj", 0)):
+            kinds = {kind for kind, _ in tags_of(value)}
+            by_number = is_varying(value) and not is_guessed(value) and not kinds & _NOT_BY_NUMBER
+            if by_number and (not kinds or kinds - SIZES) and taken.keys() >= set(path) and taken[path[-1]] is not None:
+                seen.add(save.node)
+                yield Verdict(
+                    sentence=f"`{'/'.join(path)}` differs between the ranks, and only rank 0 saves its own: from the "
+                    "checkpoint every rank goes on with that of rank 0",
+                    remedy="Save it for each rank: gather the states with all_gather_object and load the rank's own, "
+                    "or let every rank save and load a file of its own.",
+                    locations=save.location,
+                    because=(
+                        (f"`{guard.module.excerpt(guard.node)}` decides who saves", guard.location),
+                        ("every rank takes it from the checkpoint here", taken[path[-1]]),
+                    ),
+                    severity=Severity.WARNING,
+                )
+                break
+
+
+def _entries(value: Value | None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Value]]:
+    """Yield what a dict holds, and the dicts in it, by their keys."""
+    if isinstance(value, PerRank):
+        value = value.values[0] if all(isinstance(one, DictValue) for one in value.values) else value
+    if not isinstance(value, DictValue):
+        yield from [] if value is None or not path else [(path, value)]
+        return
+    for key, inner in value.entries:
+        if isinstance(key, str):
+            yield from _entries(inner, (*path, key))
+
+
+def _taken(projection: Projection) -> dict[str, Location | None]:
+    """Return the keys by which dicts are read, with where an attribute is set to just that on every rank."""
+    found: dict[str, Location | None] = {}
+    for module in projection.machine.script.modules:
+        read = [(one, one.slice) for one in module.index.of(ast.Subscript)]
+        gets = [one for one in module.calls_by_name.get("get", ()) if one.args]
+        for node, key in (*read, *((one, one.args[0]) for one in gets)):
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                continue
+            around: ast.AST | None = module.parents.get(node)
+            while (
+                isinstance(around, (ast.Call, ast.Attribute)) and last_name(getattr(around, "func", around)) in _COPIES
+            ):
+                around = module.parents.get(around)
+            tests = (one.test for one in module.ancestors(node) if isinstance(one, (ast.If, ast.IfExp)))
+            lone = any(text_hints_at_ranks(ast.unparse(test)) for test in tests)
+            sets = isinstance(around, ast.Assign) and isinstance(around.targets[0], ast.Attribute) and not lone
+            body = module.body_around(node)
+            run = body is module.tree or body in projection.machine.visited
+            found[key.value] = found.get(key.value) or (module.location(node) if sets and run else None)
+    return found
 
 
 def _is_written_for(read: FileUse, writes: Sequence[FileUse], without: int) -> bool:

@@ -334,6 +334,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     reduced_losses: tuple[calls.ReducedLoss, ...] = ()
     reduced_counts: tuple[calls.ReducedCounts, ...] = ()
     summed_totals: tuple[calls.SummedTotal, ...] = ()
+    memory_orders: tuple[calls.MemoryOrder, ...] = ()
     cut_graphs: tuple[calls.CutGraph, ...] = ()
     outsider_calls: tuple[calls.OutsiderCall, ...] = ()
     handled: tuple[calls.Handled, ...] = ()

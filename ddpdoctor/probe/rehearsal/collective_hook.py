@@ -171,6 +171,9 @@ _NOTHING = ("", "")
 _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 """Where an operator has a list with one tensor for each rank."""
 
+_AS_IN_MEMORY = {"allreduce_": (0,), "broadcast_": (0,), "reduce_": (0,), "scatter_": (0, 1)}
+"""Where operators have tensors of which gloo takes the numbers as they lie in memory; the others copy them first."""
+
 _MOST_FAULTS = 8
 """After so many nothing is logged any more: each costs an event, and the record shows what it lacks."""
 
@@ -298,8 +301,12 @@ class CollectiveHook:
             about = _NOTHING
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
-                if reduce_op is not None and dict(enumerate(REDUCE_OPS)).get(int(reduce_op)) == "sum":
+                summed = reduce_op is not None and dict(enumerate(REDUCE_OPS)).get(int(reduce_op)) == "sum"
+                if summed and len(ranks) > 1:
                     journal.guarded(self._reduced.note_counts, kind, tensors, site, harms=())
+                if operator in _AS_IN_MEMORY and len(ranks) > 1:
+                    given = tuple([one for place in _AS_IN_MEMORY[operator] for one in _flat(arguments[place])])
+                    journal.guarded(self._reduced.note_orders, kind, given, site, ranks, harms=())
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
             users = (group, ranks, self._groups.name_of(group))

@@ -237,6 +237,7 @@ _ROWS = {
     "reduced_loss": "reduced_losses",
     "reduced_counts": "reduced_counts",
     "summed_total": "summed_totals",
+    "memory_order": "memory_orders",
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",

@@ -59,8 +59,25 @@ class SummedTotal(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     site: int = -1
     tensor: int = 0
-    """Its number, alike for every sum of the same tensor of a rank."""
+    """Its number, alike for every sum of the same memory of a rank."""
     numbers: tuple[float, ...] = ()
+    version: int = -1
+    """How often it was changed otherwise until then, as torch counts it; -1 where torch does not."""
+    time_ns: int = 0
+
+
+class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank gave a collective a tensor whose numbers do not lie in memory one after another, in their order."""
+
+    rank: int
+    site: int = -1
+    kind: str = ""
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    gaps: bool = False
+    """There is something else between them, or several of them are one number in memory; else their order differs."""
+    ranks: tuple[int, ...] = ()
+    """Those of the group."""
     time_ns: int = 0
 
 

@@ -128,7 +128,9 @@ def item_at(value: Value, key: object) -> Value:
                     return entry
         if isinstance(container, OneOf):
             options = [of_one(option) for option in container.options if option != NONE]
-            return reduce(partial(join, varying=container.varying), options) if options else UNIFORM
+            found = reduce(partial(join, varying=container.varying), options) if options else UNIFORM
+            # Which of the containers it is comes from what they hold, of which one text or number says nothing.
+            return join(found, derived((container,))) if isinstance(found, Unknown) and len(options) > 1 else found
         text = container.value if isinstance(container, Const) else None
         if isinstance(text, str) and isinstance(key, int) and -len(text) <= key < len(text):
             return Const(text[key])
@@ -184,6 +186,10 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
             machine.assign(scope_that_holds(machine, target.value.id), target.value.id, changed)
         else:
             assign_to(machine, target.value, changed)
+    elif isinstance(container, OneOf) and key is not ... and {type(one) for one in container.options} == {DictValue}:
+        held_by = [{**dict(one.entries), key: value} for one in container.options if isinstance(one, DictValue)]
+        either: list[Value] = [DictValue(tuple(one.items())) for one in held_by]
+        assign_to(machine, target.value, reduce(partial(join, varying=container.varying), either))
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         mixture = derived((container, value), held := parts_held(machine, value))
         assign_to(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)

@@ -13,7 +13,16 @@ from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, family, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
-from ddpdoctor.source.interpreter.scopes import ARGUMENTS, NEVER, CallFrame, Origins, bound, signature_of
+from ddpdoctor.source.interpreter.scopes import (
+    ARGUMENTS,
+    NEVER,
+    OF_UNKNOWN_NAMES,
+    OF_UNKNOWN_PLACES,
+    CallFrame,
+    Origins,
+    bound,
+    signature_of,
+)
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -93,8 +102,6 @@ _GO_OVER = frozenset(
     f"builtins.{name}"
     for name in ("enumerate", "iter", "len", "list", "next", "range", "sorted", "sum", "tuple", "zip")
 )
-OF_UNKNOWN_NAMES = "**"
-"""Key of what a call is given as ``**settings``: its result derives from that as well."""
 
 
 def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
@@ -104,17 +111,18 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
     named: dict[str, Value] = {}
     complete = True
     for argument in node.args:
-        if argument.__class__ is ast.Constant:
+        if argument.__class__ is ast.Constant and complete:
             positional.append(Const(argument.value))
             continue
-        if argument.__class__ is not ast.Starred:
-            positional.append(evaluate(machine, argument))
-            continue
-        value = evaluate(machine, argument.value)
-        if isinstance(value, SequenceValue) and not value.open:
+        given = argument.value if isinstance(argument, ast.Starred) else argument
+        value = evaluate(machine, given)
+        if given is argument and complete:
+            positional.append(value)
+        elif isinstance(value, SequenceValue) and not value.open and complete:
             positional.extend(value.values)
         else:
             complete = False
+            named[OF_UNKNOWN_PLACES] = derived((value, named.get(OF_UNKNOWN_PLACES, NONE)))
     for keyword in node.keywords:
         given = keyword.value
         value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)

@@ -27,10 +27,12 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     derived,
     is_too_large,
+    is_varying,
     join,
     on_rank,
     partly_written,
     per_rank,
+    tags_of,
 )
 from ddpdoctor.source.script.module import Module
 
@@ -76,26 +78,40 @@ NEVER = 1 << 60
 """Larger than any number of a scope."""
 
 
+OF_UNKNOWN_PLACES, OF_UNKNOWN_NAMES = "*", "**"
+"""Keys of what a call is given as ``*batch`` or ``**settings``: its result derives from that as well."""
+
+
 def bound(signature: Signature, values: Sequence[Value], arguments: Arguments) -> dict[str, Value]:
     """Return the parameters with what a call gives them; ``values`` are those by position, ``self`` among them."""
     names, complete = signature.names, arguments.complete
     given: dict[str, Value] = dict(zip(names, values, strict=False))
     rest = dict(arguments.named)
+    places, unpacked = (_unpacked(rest.pop(key, None)) for key in (OF_UNKNOWN_PLACES, OF_UNKNOWN_NAMES))
+    # A parameter without a default has its value from there; one that has a default is mostly left out.
+    required = OPAQUE if complete else _unpacked(derived((places, unpacked)))
     for name in signature.all_names:
         if name in rest:
             given[name] = rest.pop(name)
         elif name not in given:
-            given[name] = _default(signature.defaults.get(name), complete)
+            given[name] = _default(signature.defaults.get(name), complete, required)
     if signature.rest:
         extra = values[len(names) :]
-        given[signature.rest] = SequenceValue(tuple(extra)) if complete else SequenceValue((OPAQUE,), open=True)
+        given[signature.rest] = SequenceValue(tuple(extra)) if complete else SequenceValue((places,), open=True)
     if signature.named_rest:
-        given[signature.named_rest] = DictValue(tuple(rest.items())) if complete else OPAQUE
+        given[signature.named_rest] = DictValue(tuple(rest.items())) if complete else OPAQUE if rest else unpacked
     return given
 
 
-def _default(default: ast.expr | None, complete: bool) -> Value:
-    if default is None or not complete:
+def _unpacked(value: Value | None) -> Value:
+    """Return any item of what a call unpacks: nothing is known of it but where it comes from."""
+    return OPAQUE if value is None else Unknown(is_varying(value), opaque=True, tags=tags_of(value))
+
+
+def _default(default: ast.expr | None, complete: bool, required: Value) -> Value:
+    if default is None:
+        return required
+    if not complete:
         return OPAQUE
     if isinstance(default, ast.Constant):
         return Const(default.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
@@ -33,8 +34,10 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     by_rank,
     derived,
+    is_varying,
     tagged,
     tags_of,
+    varied,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
 from ddpdoctor.source.script.module import Module, descend, last_name
@@ -43,6 +46,8 @@ from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
 _EVERY_ITEM = SAME_ITEMS - {"zip", "next"} | {"sorted", "range", "len"}
+_TRIED_WALKS = 2
+"""Walks of a loop that are taken back where a later turn finds something else: what one turn sets, another may ask."""
 # Name of a flag that is set in a job with ranks.
 _HAS_RANKS = regex(r"^(is_|use_)?(distributed|ddp)$")
 
@@ -220,7 +225,12 @@ def _while(machine: Machine, statement: ast.While) -> None:
                 machine.mask, statement.test, value, lambda: _loop(machine, around, turn, [None] * len(RANKS))
             )
         else:
+            machine.store.begin()
             _loop(machine, around, turn, [None] * len(RANKS), own_of_any_turn)
+            if is_varying(value) and own_of_any_turn() is None:  # What it counts differs as the numbers of turns do.
+                for cell in list(machine.store.latest()):
+                    machine.store.write(cell, varied(machine.store.get(*cell) or NONE))
+            machine.store.keep()
     machine.mask |= no & start
     execute(machine, statement.orelse)
 
@@ -232,17 +242,18 @@ def _loop(
     turns: Sequence[int | None],
     own: Callable[[], OwnTest | None] = lambda: None,
 ) -> None:
-    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
+    """Walk a body for any of its turns: once, or more often with what a walk changed for the next turn."""
     start = machine.mask
-    frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
-    if inner is None and not around.once:  # The next turn may come to what only changed variables lead to.
+    frame, inner = LoopFrame(around), None
+    for _ in range(0 if around.once else _TRIED_WALKS):
         frame = LoopFrame(around)
-        inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+        inner = first_walk(machine, around.node, partial(_turn, machine, turn, frame))
+        if inner is not None:
+            break
     if inner is None:
         frame = LoopFrame(around)
-        inner = machine.collect(lambda: _turn(machine, turn, frame))
+        inner = machine.collect(partial(_turn, machine, turn, frame))
     machine.add_loop(inner, varying_turns, around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)

@@ -251,7 +251,7 @@ def per_rank(values: Sequence[Value], guessed: bool = False) -> Value:
     first = values[0]
     if all(value == first for value in values[1:]):
         return first
-    return PerRank(tuple(_vary(value) for value in values), guessed)
+    return PerRank(tuple(varied(value) for value in values), guessed)
 
 
 def partly_written(value: Value, old: Value, ranks: int) -> Value:
@@ -288,9 +288,9 @@ def by_rank(function: Callable[..., Value], *inputs: Value) -> Value:
 
 def _by_rank(function: Callable[..., Value], inputs: Sequence[Value]) -> Value:
     if len(inputs) == 1 and isinstance(inputs[0], PerRank):
-        return _vary(per_rank([function(value) for value in inputs[0].values], inputs[0].guessed))
+        return varied(per_rank([function(value) for value in inputs[0].values], inputs[0].guessed))
     lanes = [value.values if isinstance(value, PerRank) else (value,) * len(RANKS) for value in inputs]
-    return _vary(per_rank([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
+    return varied(per_rank([function(*entries) for entries in zip(*lanes, strict=True)], is_guessed(*inputs)))
 
 
 def kinds_of_rank(*values: Value) -> frozenset[Tag]:
@@ -561,7 +561,8 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
     return per_rank(by_rank, is_guessed(*(value for _, value in results)))
 
 
-def _vary(value: Value) -> Value:
+def varied(value: Value) -> Value:
+    """Return a value as one that differs between ranks, where nothing more is known of it."""
     if isinstance(value, Unknown) and not (value.varying and STAMP not in value.tags):
         return Unknown(True, value.opaque, _beside_ranks(value.tags), value.not_none)
     return value

@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     Arguments,
     BoundMethod,
     Const,
+    DictValue,
     ExternalObject,
     Function,
     Instance,
@@ -68,7 +69,9 @@ _ON_STRATEGY = frozenset({"barrier", "broadcast", "reduce", "all_reduce", "all_g
 METHODS = _ON_MODULE | _ON_TRAINER | _ON_STRATEGY
 """Names of the methods that are modelled here."""
 LOG = "LightningModule.log"
-"""Name of the event of a value that is logged; its argument is the value."""
+"""Name of the event of a value that is logged; its argument is the value, the ``name`` beside it where it has one."""
+LOG_OF_FIRST = "LightningModule.log(rank_zero_only=True)"
+"""Name of the event of one that rank 0 alone logs."""
 OF_ALL_RANKS = "(sync_dist=True)"
 """Ends the name of the event of a value that is logged for all ranks."""
 
@@ -190,12 +193,25 @@ def _of_module(machine: Machine, node: ast.AST, module: Instance, name: str, giv
         return SYNCHRONISED if name == "all_gather" else NONE
     synchronises = constant(given.named.get("sync_dist", Const(False)))
     value = given.positional[-1] if given.positional else given.named.get("value", given.named.get("dictionary", NONE))
-    if constant(given.named.get("rank_zero_only", Const(False))) is False:
-        if synchronises is False:
-            machine.note("call", LOG, node, Arguments((value,), given.named), receiver=module)
-        elif synchronises is True and isinstance(node, ast.Call):
-            _log_of_all(machine, node, name, value, given)
+    named = {**given.named, "name": given.positional[0]} if len(given.positional) > 1 else given.named
+    of_first = constant(given.named.get("rank_zero_only", Const(False)))
+    if of_first is True or (of_first is synchronises is False):
+        machine.note("call", LOG_OF_FIRST if of_first else LOG, node, Arguments((value,), named), receiver=module)
+    elif of_first is False and synchronises is True and isinstance(node, ast.Call):
+        _log_of_all(machine, node, name, value, given)
     return NONE
+
+
+def names_logged(event: Event) -> set[object]:
+    """Return the names under which values are logged, as far as they are known."""
+    named, [value] = event.named.get("name"), event.positional
+    return {key for key, _ in value.entries} if isinstance(value, DictValue) else {constant(named or NONE)}
+
+
+def keys_logged(call: ast.Call) -> list[ast.expr]:
+    """Return the expressions by which a call names what it logs, where they are written in it."""
+    given = [*call.args[:1], *(word.value for word in call.keywords if word.arg in ("name", "dictionary"))]
+    return [key for one in given for key in (one.keys if isinstance(one, ast.Dict) else [one]) if key is not None]
 
 
 def _log_of_all(machine: Machine, node: ast.Call, name: str, value: Value, given: Arguments) -> None:
@@ -206,6 +222,7 @@ def _log_of_all(machine: Machine, node: ast.Call, name: str, value: Value, given
     logged = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "dictionary")]
     keys = own_iterable(machine, logged[0], value) if logged and name == "log_dict" else None
     by_key = keys is not None or any(MEMBERS in tags_of(loop.around.iterable) for loop in machine.loops)
+    by_key = by_key or any(not isinstance(key, ast.Constant) for key in keys_logged(node))
     if not by_key and not _at_once(machine, given.named) and machine.mask == ALL_RANKS & ~machine.gone:
         return
 

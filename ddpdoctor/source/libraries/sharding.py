@@ -24,6 +24,8 @@ from ddpdoctor.source.interpreter.values import (
     OneOf,
     SequenceValue,
     Sharded,
+    Tag,
+    Unknown,
     Value,
     constant,
     derived,
@@ -44,6 +46,8 @@ PART = "a part of torch.distributed.DeviceMesh"
 """Name of the event that takes dimensions of a mesh; its arguments are the mesh and their names."""
 _MESHES = frozenset({MESH, PART})
 _GROUP = "torch.distributed.ProcessGroup of a mesh"
+COORDINATE = "coordinate"
+"""Kind of the tags of what is made of a rank's place in a mesh; the number is that of the dimensions that count it."""
 # Methods of the older wrapper in which it gathers or reduces.
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 SHARDS = "shards"
@@ -113,14 +117,15 @@ def _note_sizes(machine: Machine, sizes: Sequence[object]) -> None:
     machine.meshes_divide = machine.meshes_divide and len(sizes) > 0 and 1 not in sizes
 
 
-def part_of_mesh(machine: Machine, node: ast.AST, mesh: Value, key: Value) -> Value | None:
+def part_of_mesh(machine: Machine, node: ast.AST | tuple[ast.AST, int], mesh: Value, key: Value) -> Value | None:
     """Return what ``mesh[...]`` is: the mesh itself where it has one dimension; None where it is no mesh."""
     if not isinstance(mesh, ExternalObject) or mesh.name not in _MESHES:
         return None
     if machine.meshes_are_flat:
         return mesh
     number = machine.object_number(node)
-    machine.emit("object", PART, node, Arguments((mesh, key)), number=number)
+    here = node if isinstance(node, ast.AST) else node[0]
+    machine.emit("object", PART, here, Arguments((mesh, key)), number=number)
     return ExternalObject(number, PART)
 
 
@@ -156,14 +161,37 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
         return None
     if name == "get_rank":
         return exact_per_rank(GLOBAL_RANK)
-    if name in ("get_local_rank", "get_coordinate"):
-        flat = machine.meshes_are_flat and name == "get_local_rank"
-        return exact_per_rank(GLOBAL_RANK) if flat else VARYING
+    dimension = given.value("mesh_dim", 0)
+    if name == "get_local_rank":
+        if machine.meshes_are_flat:
+            return exact_per_rank(GLOBAL_RANK)
+        return _place_in(receiver if dimension is None else part_of_mesh(machine, node, receiver, dimension))
+    if name == "get_coordinate":
+        made = machine.object(receiver)
+        shape = None if made is None or made.name == PART else made.argument("mesh_shape", 1)
+        if machine.meshes_are_flat or not isinstance(shape, SequenceValue) or shape.open:
+            return VARYING
+        parts = (part_of_mesh(machine, (node, at), receiver, Const(at)) for at in range(len(shape.values)))
+        return SequenceValue(tuple(map(_place_in, parts)))
     if name == "size":
         return WORLD_SIZE if machine.meshes_are_flat and not given.positional and not given.named else derived([])
     if name == "get_group":
-        return ExternalObject(machine.object_number(node), _GROUP)
+        number = machine.object_number((node, "group"))
+        part = receiver if dimension is None else part_of_mesh(machine, node, receiver, dimension)
+        machine.emit("object", _GROUP, node, Arguments((part or receiver,)), number=number)
+        return ExternalObject(number, _GROUP)
     return None
+
+
+def rank_in(machine: Machine, group: Value) -> Value:
+    """Return the rank in a group, which a mesh may have made."""
+    made = machine.object(group)
+    return VARYING if made is None or made.name != _GROUP else _place_in(made.positional[0])
+
+
+def _place_in(mesh: Value | None) -> Value:
+    tags = frozenset({(COORDINATE, mesh.number)}) if isinstance(mesh, ExternalObject) else frozenset[Tag]()
+    return Unknown(True, False, tags)
 
 
 def of_tensor(machine: Machine, node: ast.AST, name: str) -> Value:

@@ -8,8 +8,8 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ExternalObject, SequenceValue, Value, constant
-from ddpdoctor.source.libraries.sharding import PART
+from ddpdoctor.source.interpreter.values import ExternalObject, SequenceValue, Value, constant, tags_of
+from ddpdoctor.source.libraries.sharding import COORDINATE, PART
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.rank_arrays import array_of, axes_of
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
@@ -47,6 +47,12 @@ def mesh_uses(projection: Projection) -> Iterator[MeshUse]:
             yield MeshUse(event, *laid, tensors)
 
 
+def coordinates_in(projection: Projection, value: Value) -> list[tuple[Event, tuple[int, ...]] | None]:
+    """Return by which dimensions of which meshes a value counts the ranks; None for what is not known."""
+    numbers = sorted(number for kind, number in tags_of(value) if kind == COORDINATE)
+    return [_dimensions(projection, ExternalObject(number, PART)) for number in numbers]
+
+
 def _dimensions(projection: Projection, mesh: Value | None) -> tuple[Event, tuple[int, ...]] | None:
     """Return where a mesh is made and the places of its dimensions; None where its making is not known."""
     made = projection.machine.object(mesh) if isinstance(mesh, ExternalObject) else None
@@ -56,6 +62,9 @@ def _dimensions(projection: Projection, mesh: Value | None) -> tuple[Event, tupl
         laid = _dimensions(projection, made.positional[0])
         names = _items(laid[0].named.get("mesh_dim_names")) if laid is not None else []
         chosen = _items(made.positional[1]) or [constant(made.positional[1])]
+        numbers = [one for one in chosen if isinstance(one, int)]
+        if laid is not None and len(numbers) == len(chosen) and all(one < len(laid[1]) for one in numbers):
+            return laid[0], tuple(laid[1][one] for one in numbers)
         if laid is None or len(names) != len(laid[1]) or not set(chosen) <= set(names) - {...}:
             return None
         return laid[0], tuple(laid[1][names.index(name)] for name in chosen)

@@ -476,7 +476,7 @@ def _learn_roles(machine: Machine, node: ast.Call) -> None:
 def _get_rank(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     group = given.value("group", 0) or NONE
     if constant(group) is not None and group != WORLD_GROUP:
-        return VARYING
+        return sharding.rank_in(machine, group)
     return exact_per_rank(GLOBAL_RANK)
 
 

@@ -518,7 +518,11 @@ def _zipped(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the items of the arguments, as ``tqdm(loader)`` and ``enumerate(loader)`` do."""
     positional = given.positional
-    if len(positional) == 1 and isinstance(positional[0], Instance) and last != "next":
+    if positional and isinstance(positional[0], Instance) and last == "next":
+        following = class_attribute(machine, positional[0].cls, "__next__")
+        if isinstance(following, Function):
+            return machine.call_function(machine, node, bound_to(following, positional[0]))
+    elif len(positional) == 1 and isinstance(positional[0], Instance):
         items = items_of(machine, node, positional[0])
         if isinstance(items, SequenceValue) and last != "enumerate":
             return items

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator, Set
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, Optional
 from weakref import ReferenceType, ref
 
@@ -79,6 +79,8 @@ COUNTS_NOTED = 4
 """So many times the numbers of a call chain are read."""
 TOTALS_NOTED = 128
 """Sums of one tensor after the other that are noted in a process."""
+ORDERS_NOTED = 64
+"""Orders in memory that are noted in a process."""
 GRAPHS_HELD = 2
 """Graphs are kept alive by at most so many tensors, until the next backward."""
 
@@ -93,8 +95,10 @@ class ReducedLosses:
         self._counted: dict[int, int] = {}
         """How often the numbers of a call chain were read: on a device the rank waits for them."""
         self._summed: dict[int, tuple[ReferenceType[Any], int]] = {}
-        """The few numbers that were summed once, by the identity of their tensor, with a number for it."""
+        """The few numbers that were summed once, by where they lie in memory: a tensor, with a number."""
         self._totals = 0
+        self._orders: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+        """The lines, shapes and strides of which the order in memory was noted."""
         self._cut: set[int] = set()
         """Call chains of the gathers that were reported, …"""
         self._gathering: list[int] = []
@@ -130,12 +134,27 @@ class ReducedLosses:
     def _note_total(self, tensor: Any, site: int) -> None:
         """Note what a rank gives to a sum by a tensor that may hold an earlier sum."""
         self._totals += 1
-        known = self._summed.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            known = self._summed[id(tensor)] = ref(tensor), self._totals
+        known = self._summed.get(place := tensor.data_ptr())
+        if known is None or known[0]() is None:  # As long as that tensor lives, the memory is no other's.
+            known = self._summed[place] = ref(tensor), self._totals
         numbers = [float(one) for one in tensor.flatten().tolist()]
         if all(map(isfinite, numbers)):
-            self._journal.event("summed_total", site=site, tensor=known[1], numbers=numbers)
+            version = -1 if tensor.is_inference() else int(tensor._version)  # Collectives leave it as it is.
+            self._journal.event("summed_total", site=site, tensor=known[1], numbers=numbers, version=version)
+
+    def note_orders(self, kind: str, tensors: tuple[Any, ...], site: int, ranks: tuple[int, ...]) -> None:
+        """Note the tensors of a collective whose numbers do not lie in memory as a new tensor's do, once a line."""
+        for tensor in tensors:
+            if tensor.is_sparse or tensor.is_contiguous():
+                continue
+            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+            if (key := (site, shape, strides)) not in self._orders and len(self._orders) < ORDERS_NOTED:
+                self._orders.add(key)
+                steps = sorted((step, size) for step, size in zip(strides, shape) if size > 1)
+                gaps = any(step != prod(size for _, size in steps[:at]) for at, (step, _) in enumerate(steps))
+                self._journal.event(
+                    "memory_order", site=site, kind=kind, shape=shape, strides=strides, gaps=gaps, ranks=ranks
+                )
 
     def before_backward(self, roots: Any, site: int) -> None:
         """Report what was reduced below ``roots``, a tensor or several from which a backward starts."""
