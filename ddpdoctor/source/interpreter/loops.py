@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from ddpdoctor.source.events import OwnTest, Sinks
-from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of
+from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of, parts_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -57,34 +58,51 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         turns.append(count)
         if count == 0:
             empty |= 1 << rank
-    return by_rank(lambda entry: item_of(entry), iterable), turns, empty
+    if len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
+        # At which of them another rank is in the same turn is not known, nor how often it comes to one: any of all.
+        anything = SequenceValue(tuple(dict.fromkeys(item for lane in lanes for item in lane)))
+        return item_of(anything), [None] * len(RANKS), empty
+    return by_rank(item_of, iterable), turns, empty
 
 
-def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, ...]:
+def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> list[tuple[Value, int]]:
     """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
 
-    Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
-    So are the turns over functions or objects that ranks have in other orders, or others of them.
+    Each with the mask of the ranks that make it. Its body asks which turn it is, and has a loop of its own. One walk
+    for any turn could decide none of these tests. So are the turns over functions or objects that ranks have in other
+    orders, or others of them, or more.
     """
     if isinstance(iterable, PerRank):
         return _own_turns(statement, iterable)
     items = iterable.values if isinstance(iterable, SequenceValue) and not iterable.open else ()
     named = tuple(item for item in items if isinstance(item, Const) and isinstance(item.value, str))
     if not 1 < len(named) == len(items) <= MAXIMUM_PHASES or not isinstance(statement.target, ast.Name):
-        return ()
+        return []
     name, inside = statement.target.id, [node for part in statement.body for node in descend(part)]
     asks = any(isinstance(node, ast.Compare) and _is_name(node.left, name) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    return named if asks and has_loop and not _is_left_early(statement.body) else ()
+    return [(one, ALL_RANKS) for one in named] if asks and has_loop and not _is_left_early(statement.body) else []
 
 
-def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> tuple[Value, ...]:
+def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> list[tuple[Value, int]]:
+    lanes = _own_lanes(iterable)
+    if not 1 < max(map(len, lanes), default=0) <= MAXIMUM_ITEMS or _is_left_early(statement.body):
+        return []
+    columns = zip_longest(*lanes)
+    return [
+        (
+            per_rank([UNIFORM if item is None else item for item in column], iterable.guessed),
+            sum(1 << rank for rank, item in enumerate(column) if item is not None),
+        )
+        for column in columns
+    ]
+
+
+def _own_lanes(iterable: PerRank) -> list[tuple[Value, ...]]:
+    """Return the functions or objects of the project that each rank goes through, where all of them are known."""
     lanes = [one.values for one in iterable.values if isinstance(one, SequenceValue) and not one.open]
-    length = len(lanes[0]) if len(lanes) == len(RANKS) and len({len(lane) for lane in lanes}) == 1 else 0
-    of_project = any(isinstance(item, OF_PROJECT) for lane in lanes for item in lane)
-    if not of_project or not 1 < length <= MAXIMUM_PHASES or _is_left_early(statement.body):
-        return ()
-    return tuple(per_rank(column, iterable.guessed) for column in zip(*lanes, strict=True))
+    of_project = any(isinstance(one, OF_PROJECT) for lane in lanes for item in lane for one in parts_of(item))
+    return lanes if of_project and len(lanes) == len(RANKS) else []
 
 
 def _is_left_early(body: Sequence[ast.stmt]) -> bool:

@@ -13,7 +13,15 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS, BAR_COUNT, RANKS, is_guessed, tags_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    BAR_COUNT,
+    RANKS,
+    PerRank,
+    SequenceValue,
+    is_guessed,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
@@ -280,12 +288,12 @@ def _compare(
             here, there = here + taken, there + other_taken
             continue
         if found is not None:
-            yield found
+            yield msgspec.structs.replace(found, missing_next=_with_events(other_rest, around[1]))
             here += 1
-            if back is not None and back.guard.node is found.guard.node:
-                there += 1
+            both = back is not None and back.guard.node is found.guard.node
+            there += both and not same(tree[here:], other_tree[there:])
         elif back is not None:
-            yield back
+            yield msgspec.structs.replace(back, missing_next=_with_events(rest, around[0]))
             there += 1
 
 
@@ -525,6 +533,9 @@ def _what_decides(guard: Guard, bar: int) -> str:
     around = guard.module.parents.get(guard.node)
     chosen = isinstance(around, ast.Call) and around.func is guard.node
     how = "is not the same function on every rank" if chosen else "decides"
+    of_lists = isinstance(guard.value, PerRank) and isinstance(guard.value.values[0], SequenceValue)
+    if of_lists and isinstance(around, ast.For) and around.iter is guard.node:
+        how = "does not hold as many on every rank"
     of_bar = f", by a bar of tqdm that only some ranks have on (line {bar})" if bar else ""
     return f"`{guard.module.excerpt(guard.node)}` {how}{of_bar}"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from ddpdoctor.source.events import EventKind
-from ddpdoctor.source.interpreter.assignment import item_at, item_of
+from ddpdoctor.source.interpreter.assignment import OF_PROJECT, item_at, item_of, parts_of
 from ddpdoctor.source.interpreter.attributes import (
     attribute_of,
     base_names,
@@ -523,6 +523,9 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
             return positional[0]
         if last == "enumerate" and _is_zip(positional[0]):
             return SequenceValue((SequenceValue((UNIFORM, positional[0].values[0])),), open=True)
+    options = options_of(positional[0]) if len(positional) == 1 and last != "next" else ()
+    if options and all(isinstance(one, SequenceValue) and not one.open and _of_project(one) for one in options):
+        return by_rank(partial(_gone_through, last), positional[0])
     tags: set[tuple[str, int]] = set()
     for value in positional:
         for option in options_of(value):
@@ -543,6 +546,19 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
         batches = frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags)
         return Unknown(mixed.varying or of_loader, False, batches, of_loader and len(positional) == 1)
     return never_none(mixed)
+
+
+def _of_project(value: SequenceValue) -> bool:
+    return any(isinstance(one, OF_PROJECT) for item in value.values for one in parts_of(item))
+
+
+def _gone_through(last: str, value: Value) -> Value:
+    """Return what ``enumerate``, ``reversed`` and such give of a list of functions and objects of the project."""
+    if not isinstance(value, SequenceValue):
+        return derived((value,))
+    items = value.values[::-1] if last == "reversed" else value.values
+    pairs = (SequenceValue((Const(number), item)) for number, item in enumerate(items))
+    return SequenceValue(tuple(pairs) if last == "enumerate" else items)
 
 
 def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
