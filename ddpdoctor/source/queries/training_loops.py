@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    OWN_FOLDER,
     External,
     ExternalObject,
     Function,
@@ -310,7 +311,10 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
 
 
 def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bool:
-    """Return whether what a data set gives was followed to a cut by rank; with ``cut`` not just to a device of it."""
+    """Return whether what a data set gives was followed to a cut by rank.
+
+    With ``cut`` not just to a device of it, nor to a file of the same name in a folder of the rank's own.
+    """
     waiting, seen = [dataset], set[int]()
     while waiting:
         one = waiting.pop()
@@ -322,7 +326,8 @@ def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bo
             seen.add(made.ordinal)
             waiting += [*made.positional, *made.named.values()]
         tags = tags_of(item)
-        if SHARE in tags and (not cut or item is one or any(kind == PART for kind, _ in tags)):
+        whole = item is not one or OWN_FOLDER in tags
+        if SHARE in tags and (not cut or not whole or any(kind == PART for kind, _ in tags)):
             return True
     return False
 
