@@ -386,7 +386,7 @@ OWN_FOLDER: Tag = ("folder", 0)
 
 def in_own_folder(folder: Sequence[Value], name: Value) -> frozenset[Tag]:
     """Return the tag of a path whose folder differs by rank, with a name that does not."""
-    own = any(map(is_varying, folder)) and not is_varying(name)
+    own = any(is_varying(one) and not only_of_files(one) for one in folder) and not is_varying(name)
     return frozenset({OWN_FOLDER}) if own else frozenset()
 
 

@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE
 from ddpdoctor.source.ranks.rank_local_values import LISTED, TORCHS, is_found_alike, lists_names, seeded
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
@@ -84,6 +85,8 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
         if wrapped and not by_ddp and unread_loss(projection, backward) is None:
             continue
         for loop, numbers, certain in _sources(projection.machine, backward, by_loss=by_ddp or not wrapped):
+            if not _is_stepped(projection, backward, loop):
+                continue
             events = tuple(
                 event for number in sorted(numbers) if (event := projection.machine.events.get(number)) is not None
             )
@@ -94,6 +97,23 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
                 if loader.ordinal not in seen and not (loader.in_parent and backward.in_parent):
                     seen.add(loader.ordinal)
                     yield Feeding(loader, backward, loop, events, certain)
+
+
+def _is_stepped(projection: Projection, backward: Event, loop: LoopAround | None) -> bool:
+    """Return whether an optimizer may use the gradients of a backward: those of an attack are cleared before it steps.
+
+    It steps in the loop over the batches, or behind it, before anything clears what they have summed up.
+    """
+    asked = list(training_events(projection, "step", "zero_grad"))
+    around = set(loop_nodes(backward))
+    inside = {loop.node} if loop is not None else around
+    if not any(map(stepped, asked)) or any(one.name == "step" and inside & set(loop_nodes(one)) for one in asked):
+        return True
+    known = [one for one in asked if one.name == "zero_grad" or stepped(one)]
+    later = [one for one in known if one.ordinal > backward.ordinal]
+    again = [one for one in known if around & set(loop_nodes(one))]
+    following = min(later or again, key=lambda one: one.ordinal, default=None)
+    return following is not None and following.name == "step"
 
 
 def division(machine: Machine, loader: Event) -> Division:
