@@ -20,7 +20,9 @@ from ddpdoctor.source.interpreter.values import (
     PerRank,
     SequenceValue,
     is_guessed,
+    on_rank,
     tags_of,
+    truth,
 )
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
@@ -116,13 +118,32 @@ def _cause(event: Event) -> Cause:
 
 def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
     """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
-    return check.finding(
+    found = check.finding(
         title or _title(parting),
         remedy=remedy,
         locations=_places_of(parting),
         evidence=_evidence_of(parting),
         severity=Severity.WARNING if parting.guard.guessed else None,
     )
+    return msgspec.structs.replace(found, disproved_at=parting.event.chain) if _is_always_so(parting) else found
+
+
+def _is_always_so(parting: SourceParting) -> bool:
+    """Return whether no rank that is missing ever comes to the call, by a test around it of the rank alone.
+
+    Then ranks that meet there disprove it. They do not where a condition beside the rank may hold later, or where the
+    same lines run for several objects of a list that is not as long on every rank.
+    """
+    guard = parting.guard
+    around = guard.module.parents.get(guard.node)
+    chosen = isinstance(around, (ast.For, ast.AsyncFor)) or (isinstance(around, ast.Call) and around.func is guard.node)
+    lines = [frame.line for frame in parting.event.chain if frame.file == str(guard.module.path)]
+    statement = next((one for one in guard.module.ancestors(guard.node) if isinstance(one, ast.stmt)), None)
+    if chosen or statement is None or parting.left is not None or parting.turns is not None:
+        return False
+    lanes = (on_rank(guard.value, rank) for rank in RANKS if parting.missing >> rank & 1)
+    inside = any(statement.lineno <= line <= (statement.end_lineno or 0) for line in lines)
+    return inside and all(truth(lane) is not None for lane in lanes)
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
