@@ -48,6 +48,7 @@ from ddpdoctor.source.queries.files import (
     changed_path,
     directory_of,
     is_one_path,
+    shown_path,
     writes,
 )
 from ddpdoctor.source.queries.job_kind import (
@@ -84,7 +85,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected(shared_paths(whole_projection(script)))
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
-            f"every rank writes {use.source}, overwriting what the others wrote",
+            f"every rank writes {use.shown}, overwriting what the others wrote",
             remedy="Write it on rank 0 only.",
             locations=use.event.location,
             severity=Severity.ADVICE,
@@ -180,6 +181,7 @@ _PREPARATION = regex(
 )
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
 _REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
+_FAIL = ", and all but the fastest one fail"
 _PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 
 
@@ -216,7 +218,7 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
         if verb == "creates" and "symlink" not in event.name:
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
         yield Verdict(
-            sentence=f"every rank {verb} {_source(event)}{', and all but the fastest one fail' if is_failing else ''}",
+            sentence=f"every rank {verb} {shown_path(_source(event), path)}{_FAIL if is_failing else ''}",
             remedy=remedy,
             locations=event.location,
             # Something that the script does instead of training takes one process.
