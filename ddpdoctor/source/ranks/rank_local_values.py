@@ -47,7 +47,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.data_partitions import PART
+from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script
@@ -71,7 +71,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic", "reduced",
+    "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -433,7 +433,10 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name):
         return False
     for loop in machine.loops:
-        target = getattr(loop.around.node, "target", None)
+        iterable, target = loop.around.iterable, getattr(loop.around.node, "target", None)
+        written = isinstance(iterable, SequenceValue) and not iterable.open
+        if written or (isinstance(iterable, Unknown) and not any(kind == "loader" for kind, _ in iterable.tags)):
+            continue  # Parts of a batch, or what was made of it.
         names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)} if target is not None else set()
         if node.id in names and isinstance(target, (ast.Name, ast.Tuple)):
             return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))
