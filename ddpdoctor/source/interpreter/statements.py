@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, Sinks, before_jumps
+from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps
 from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, forget, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
@@ -184,8 +184,6 @@ def _marked(machine: Machine, loop: ast.For | ast.AsyncFor, item: Value, items: 
 
 def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Value, number: int) -> None:
     """Walk one turn of a loop over phases: what it does follows on what the turn before did."""
-    start = machine.mask
-    frame = LoopFrame(LoopAround(statement, machine.frame.module, iterable, True))
 
     def turn() -> None:
         assign_to(machine, statement.target, phase)
@@ -193,13 +191,9 @@ def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value,
 
     machine.phases.append(number)
     try:
-        inner = machine.collect(lambda: _turn(machine, turn, frame))
+        _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, None)
     finally:
         machine.phases.pop()
-    machine.add_call(inner, in_loop=True)
-    for written in frame.left_behind:
-        machine.store.merge(written)
-    machine.mask = _behind(machine, start, inner)
 
 
 def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
@@ -243,33 +237,34 @@ def _loop(
     machine: Machine,
     around: LoopAround,
     turn: Callable[[], None],
-    turns: Sequence[int | None],
+    turns: Sequence[int | None] | None,
     own: Callable[[], OwnTest | None] = lambda: None,
 ) -> None:
-    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn."""
+    """Walk a body for any of its turns: once, or once more with what the first walk changed for the next turn.
+
+    With None for ``turns`` it is one turn, which stands for itself.
+    """
     start = machine.mask
-    frame = LoopFrame(around)
-    varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
-    if inner is None and not around.once:  # The next turn may come to what only changed variables lead to.
-        frame = LoopFrame(around)
-        inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    inner, frame = None, LoopFrame(around)
+    # After a first walk that is taken back the next turn may come to what only changed variables lead to.
+    for _ in range(0 if around.once else 2):
+        if inner is None:
+            frame = LoopFrame(around)
+            inner = first_walk(machine, around.node, partial(_turn, machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
-        inner = machine.collect(lambda: _turn(machine, turn, frame))
-    machine.add_loop(inner, varying_turns, around.node, own())
+        inner = machine.collect(partial(_turn, machine, turn, frame))
+    if turns is None:
+        machine.add_call(inner, in_loop=True)
+    else:
+        machine.add_loop(inner, turns if len(set(turns)) > 1 else [None] * len(RANKS), around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
-    machine.mask = _behind(machine, start, inner)
-
-
-def _behind(machine: Machine, start: int, inner: Sinks) -> int:
-    """Return the ranks that come behind a loop: all but those that returned from within."""
     returned = 0
     for rank, items in enumerate(inner):
         if items and isinstance(items[-1], Jump) and items[-1].kind in ("return", "raise"):
             returned |= 1 << rank
-    return start & ~machine.gone & ~(returned & ~machine.mask)
+    machine.mask = start & ~machine.gone & ~(returned & ~machine.mask)
 
 
 def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
