@@ -198,6 +198,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """In an autopsy: the first cause of the death, or what followed from it."""
     doubt: str = ""
     """In an autopsy: why it is not certain that this is the cause; empty where it is."""
+    disproved_at: tuple[Frame, ...] = ()
+    """Of a suspicion that some ranks alone come to a call: its call chain. All ranks that meet there disprove it."""
     fingerprint: str = ""
     """Survives line moves; filled in when findings are merged."""
 
@@ -229,6 +231,8 @@ class Refuted(msgspec.Struct, frozen=True, kw_only=True):
 
     location: Location
     reason: str
+    chain: tuple[Frame, ...] = ()
+    """Not of the whole line, but of a suspicion that is disproved at this call chain."""
 
 
 class Confirmed(msgspec.Struct, frozen=True, kw_only=True):

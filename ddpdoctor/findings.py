@@ -13,6 +13,7 @@ from ddpdoctor.finding import (
     Confirmed,
     Fact,
     Finding,
+    Frame,
     Location,
     Refuted,
     Trouble,
@@ -101,8 +102,16 @@ def confirmed(suspicions: Iterable[Finding], confirmations: Sequence[tuple[str, 
 
 
 def _about(suspicion: Finding, seen: Sequence[tuple[str, Seen]]) -> Iterator[Seen]:
-    place = suspicion.location
-    return (one for code, one in seen if code == suspicion.code and place is not None and meets(place, one.location))
+    place, at = suspicion.location, _lines(suspicion.disproved_at)
+    for code, one in seen:
+        if code == suspicion.code and place is not None and meets(place, one.location):
+            chain = one.chain if isinstance(one, Refuted) else ()
+            if not chain or _lines(chain) == at:
+                yield one
+
+
+def _lines(chain: Sequence[Frame]) -> list[tuple[str, int]]:
+    return [(frame.file, frame.line) for frame in chain]
 
 
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:

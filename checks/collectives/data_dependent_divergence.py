@@ -173,9 +173,9 @@ def _title(parting: OwnParting) -> str:
     if parting.test.kind == "order":
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.test.kind]}"
     if _logs_own_keys(parting):
-        return f"ranks may log other keys in {line}: {WORDS[parting.test.kind]} decides which"
+        return f"ranks may log other keys in {line}, by {WORDS[parting.test.kind]}"
     if parting.how == "loop":
-        return f"ranks may run {line} a different number of times: {WORDS[parting.test.kind]} decides how often"
+        return f"ranks may run {line} a different number of times, by {WORDS[parting.test.kind]}"
     decides = "tells this rank alone how to go on in" if parting.how == "callback" else "decides whether this rank runs"
     return f"`{parting.condition}` depends on {WORDS[parting.test.kind]} and {decides} {line}"
 
@@ -203,7 +203,7 @@ WORDS: Mapping[OwnKind, str] = {
     "guard": "a number that only some ranks were given",
     "turns": "the number of the rank",
     "reduced": "a result of dist.reduce, which one rank alone gets",
-    "state": "what the rank decided from its own data before",
+    "state": "a value that the rank took from its own data before",
     "order": "in the order of a set, which differs between processes",
 }
 """What a condition asks, for titles."""

@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Script
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.check import Check, RunRecord, Script
+from ddpdoctor.finding import Finding, Refuted, Severity, of_frame
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import SAME_ORDER, finding_of, partings_by, remedy_of
 
@@ -83,5 +83,16 @@ def _remedy(divergence: Divergence) -> str:
     return remedy
 
 
-in_run = CHECK.reported_by("diagnosis.divergence_kind", "diverged", _remedy)
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the first place where the ranks' collectives do not fit; refute where all of them met at a call."""
+    from ddpdoctor.diagnosis.divergence_kind import diverged, met_calls
+    from ddpdoctor.diagnosis.wording import count
+
+    yield from diverged(CHECK, record, _remedy)
+    for chain, times in met_calls(record):
+        if chain:
+            reason = f"all ranks met at this call, {count(times, 'time')}, and ran to their end"
+            yield Refuted(location=of_frame(chain[0]), reason=reason, chain=chain)
+
+
 in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

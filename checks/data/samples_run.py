@@ -128,7 +128,8 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     holdings = [_holdings(record, entry) for entry in loader.loaders]
     names = set.intersection(*(set(found) for found in holdings)) if holdings else set()
     if compare_samples(loader.loaders) == "same":
-        if not names or any(len({held[name][0] for held in holdings}) > 1 for name in names):
+        known = bool(names) or _are_whole(record, loader)
+        if not known or any(len({held[name][0] for held in holdings}) > 1 for name in names):
             return None
         return Verdict(
             wrong=False,
@@ -154,6 +155,18 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
                 "the sampler.",
             )
     return None
+
+
+FEWEST_SAMPLES = 16
+"""Of a data set whose first two, middle and last sample would not be the same by chance where ranks shuffle it."""
+
+
+def _are_whole(record: RunRecord, loader: LoaderOnRanks) -> bool:
+    """Return whether samples of the whole data set were compared, at its ends and in its middle: of no subset."""
+    return all(
+        _part(record, one) is None and (one.dataset_length or 0) >= FEWEST_SAMPLES and len(one.samples) > 3
+        for one in loader.loaders
+    )
 
 
 def _part(record: RunRecord, loader: Loader) -> Part | None:

@@ -287,6 +287,8 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
         began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
         beside = bool(record.wraps or record.sharded_modules)
         meant = beside and began_apart and not _takes_the_place_of_a_wrap(record, first)
+        if divided and not beside and all(s.compared and not s.unequal for s in steps):
+            yield from _averaged(record, optimizer, steps)
         parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
         elements = first.steps[min(ranks)].elements
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
@@ -322,6 +324,23 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
                 else ("this backward goes through a DDP model, whose gradients are averaged", None),
             ),
         )
+
+
+def _averaged(record: RunRecord, optimizer: int, steps: Sequence[ReplicaStep]) -> Iterator[Verdict]:
+    """Clear the backwards whose gradients collectives of the user have made the same on all ranks before each step."""
+    kept = [one for one in record.gradient_digests if one.wrap == NO_WRAP and one.optimizer == optimizer]
+    moments = {tuple(sorted(one.digests.items())) for one in kept}
+    elements = next(iter(steps[0].steps.values())).elements
+    if len(moments) < 2 or not all(averaged_by_hand(record, rank, elements) for rank in steps[0].steps):
+        return
+    last_ns = {rank: step.time_ns for rank, step in steps[-1].steps.items()}
+    sites = {one.site for one in record.backwards if not one.wraps and one.time_ns < last_ns.get(one.rank, 0)}
+    yield Verdict(
+        wrong=False,
+        sentence=f"before each of {len(steps)} steps all ranks had the same gradients, which collectives of the script "
+        "had reduced",
+        locations=tuple(site_location(record.site(site)) for site in sites),
+    )
 
 
 def _narrowed(step: ReplicaStep, only: Set[str] | None) -> ReplicaStep:

@@ -36,6 +36,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import has_parameters
@@ -143,13 +144,12 @@ def _beside(projection: Projection) -> Iterator[Finding]:
     told: set[int] = set()
     for optimizer in optimizers(projection):
         own = [step for step in steps(projection) if optimizer.ordinal in stepped(step) and step.ranks == ALL_RANKS]
-        for held in (*holders(projection, optimizer), *_bare_parameters(projection, optimizer)):
+        given_to = [*holders(projection, optimizer), *_bare_parameters(projection, optimizer)]
+        also = "also " if any(is_ddp(one) or _is_wrapped(machine, one) for one in given_to) else ""
+        for held in given_to:
             if not isinstance(held, (Instance, ExternalObject)) or is_ddp(held) or held.number in told:
                 continue
-            parts = [
-                one.number for one in parts_of_module(machine, held) if isinstance(one, (Instance, ExternalObject))
-            ]
-            if machine.wrapped.keys() & parts or held in frozen or not has_parameters(machine, held):
+            if _is_wrapped(machine, held) or held in frozen or not has_parameters(machine, held):
                 continue
             pairs = ((backward, step) for backward in projection.in_course("backward") for step in own)
             used = next((pair for pair in pairs if through_ddp(projection, pair[0]) and _uses(pair[1], pair[0])), None)
@@ -159,7 +159,7 @@ def _beside(projection: Projection) -> Iterator[Finding]:
                 given = f"the parameters of {name}" if name != "Parameter" else "it"
                 name = name if name != "Parameter" else "a parameter"
                 yield CHECK.finding(
-                    f"the optimizer also steps {name}, which is in no module that DistributedDataParallel wraps: its "
+                    f"the optimizer {also}steps {name}, which is in no module that DistributedDataParallel wraps: its "
                     "gradients stay on their rank",
                     remedy=BESIDE,
                     locations=optimizer.location,
@@ -169,6 +169,12 @@ def _beside(projection: Projection) -> Iterator[Finding]:
                         ("this step uses them", used[1]),
                     ),
                 )
+
+
+def _is_wrapped(machine: Machine, module: Value) -> bool:
+    """Return whether a DDP object holds a module or a part of it."""
+    parts = (one.number for one in parts_of_module(machine, module) if isinstance(one, (Instance, ExternalObject)))
+    return not machine.wrapped.keys().isdisjoint(parts)
 
 
 def _bare_parameters(projection: Projection, optimizer: Event) -> Iterator[Value]:

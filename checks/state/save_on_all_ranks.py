@@ -63,7 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for use in appended_files(whole_projection(script)):
         location = use.event.location
         yield CHECK.finding(
-            f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
+            f"every rank adds its lines to {use.shown}: each result stands there as often as there are ranks",
             remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
             locations=location,
             because=("there is no rank test around this call or its callers", Via(location, use.event.chain)),

@@ -49,6 +49,7 @@ from ddpdoctor.source.queries.files import (
     directory_of,
     is_one_path,
     is_stamped,
+    shown_path,
     writes,
 )
 from ddpdoctor.source.queries.job_kind import (
@@ -85,7 +86,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected(shared_paths(whole_projection(script)))
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
-            f"every rank writes {use.source}, overwriting what the others wrote",
+            f"every rank writes {use.shown}, overwriting what the others wrote",
             remedy="Write it on rank 0 only.",
             locations=use.event.location,
             severity=Severity.ADVICE,
@@ -225,7 +226,7 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
         if verb == "creates" and "symlink" not in event.name and one:
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
         yield Verdict(
-            sentence=f"every rank {verb} {_source(event)}{failing if is_failing else ''}",
+            sentence=f"every rank {verb} {shown_path(_source(event), path)}{failing if is_failing else ''}",
             remedy=remedy,
             locations=event.location,
             # Something that the script does instead of training takes one process.

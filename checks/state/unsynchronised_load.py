@@ -101,7 +101,7 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
                     seen.add(load.event.node)
                     who = _does(save.event, "write", "writes")
                     yield Verdict(
-                        sentence=f"all ranks read {load.source}, which {who} just before, and no rank waits for the "
+                        sentence=f"all ranks read {load.shown}, which {who} just before, and no rank waits for the "
                         "write",
                         locations=(load.event.location, save.event.location),
                         because=(f"only {who} here; there is no collective between this and the read", save.event),

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
 from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
 from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
-from ddpdoctor.finding import Finding, Severity, Trouble
+from ddpdoctor.finding import Finding, Frame, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import SharedGroup
 
@@ -42,6 +42,27 @@ def diverged(check: Check, record: RunRecord, remedy: Callable[[Divergence], str
     divergence = divergence_of(record, check.stands_for)
     if divergence is not None:
         yield divergence_finding(check, record, divergence, remedy(divergence))
+
+
+def met_calls(record: RunRecord) -> Iterator[tuple[tuple[Frame, ...], int]]:
+    """Yield the call chains by which all ranks of a run came to the same calls of their user, and how often.
+
+    Only where each call was the same one in the order of the ranks, and all of them came to the end of the script.
+    """
+    ranks = record.rank_numbers()
+    if len(ranks) < 2 or find_divergence(record) is not None or not all(one.main_finished for one in record.ranks):
+        return
+    met: dict[tuple[Frame, ...], dict[int, list[tuple[int, int]]]] = {}
+    for track in record.collectives:
+        for row in range(len(track)):
+            user = record.signatures[track.signature[row]].origin == "user" and track.site[row] >= 0
+            if user and track.completed_ns[row] and record.groups[track.group[row]].ranks == ranks:
+                calls = met.setdefault(record.site(track.site[row]).frames, {}).setdefault(track.rank, [])
+                calls.append((track.group[row], track.sequence[row]))
+    for chain, by_rank in met.items():
+        first = by_rank.get(ranks[0])
+        if first and len(by_rank) == len(ranks) and all(calls == first for calls in by_rank.values()):
+            yield chain, len(first)
 
 
 def classify(divergence: Divergence, record: RunRecord) -> Trouble:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -234,6 +234,21 @@ def branch_of(arms: Sequence[Sequence[Item]], test: OwnTest | None = None) -> Br
     return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms), test=test)
 
 
+def before_jumps(items: Sequence[Item], last: Sequence[Item], in_loop: bool = False) -> list[Item]:
+    """Return what a rank runs that runs ``last`` before each jump that leaves; those in a loop may stay in it."""
+    result: list[Item] = []
+    for item in items:
+        if isinstance(item, Jump):
+            stays = in_loop and item.kind in ("break", "continue")
+            return [*result, *(() if stays else last), item]
+        if isinstance(item, Branch) and item.leaves:
+            item = branch_of([before_jumps(arm, last, in_loop) for arm in item.arms], item.test)
+        elif isinstance(item, Loop) and not item.shape:
+            item = msgspec.structs.replace(item, body=tuple(before_jumps(item.body, last, True)))
+        result.append(item)
+    return result
+
+
 def shape_of(tree: Tree) -> int:
     """Return a number that is equal for trees which run the same kinds of collectives in the same order."""
     return hash(tuple(_shape(item) for item in tree))
@@ -292,7 +307,15 @@ def _one_of(arms: Sequence[Tree], test: OwnTest | None) -> Tree:
     if len(set(shapes)) == 1:
         return arms[0]
     leaves = any(_leaves(arm) for arm in arms)
+    if leaves:  # What each of them runs first is run in any case.
+        first = [items[0] for items in takewhile(_is_one_event, zip(*arms, strict=False))]
+        if first:
+            return (*first, *_one_of([arm[len(first) :] for arm in arms], test))
     return (Branch(tuple(arms), hash(("branch", *shapes)), leaves, test),)
+
+
+def _is_one_event(items: Sequence[Item]) -> bool:
+    return all(isinstance(item, Event) for item in items) and len(set(map(_shape, items))) == 1
 
 
 def _leaves(items: Sequence[Item]) -> bool:

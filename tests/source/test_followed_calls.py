@@ -261,4 +261,4 @@ def test_what_only_the_first_rank_has_as_a_function_it_alone_runs(tmp_path: Path
 
 def test_what_is_not_the_same_function_on_every_rank_is_named(tmp_path: Path) -> None:
     [finding] = findings_of(read_script(script(tmp_path, "callbacks by rank", {})), "DDP301")
-    assert "`callback.run` is not the same function on every rank" in [fact.text for fact in finding.evidence]
+    assert "`self.callbacks` does not hold as many on every rank" in [fact.text for fact in finding.evidence]

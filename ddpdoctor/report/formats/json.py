@@ -16,7 +16,7 @@ from ddpdoctor.finding import Finding, Location, plain, shown_path
 HEAD: Mapping[str, Any] = {"schema": 1, "tool": {"name": "ddpdoctor", "version": __version__}}
 """How the object of every JSON report begins."""
 LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
-    Finding: frozenset({"trouble", "what_if", "gain", "role", "doubt"}),
+    Finding: frozenset({"trouble", "what_if", "gain", "role", "doubt", "disproved_at"}),
     RehearsalSection: frozenset({"told_by", "passes_cut", "not_held_back", "pretended"}),
     AutopsySection: frozenset({"runs"}),
     Figure: frozenset({"label"}),

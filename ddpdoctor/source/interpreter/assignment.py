@@ -6,7 +6,9 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
+from ddpdoctor.source.events import Guard
 from ddpdoctor.source.interpreter.attributes import makes_model
+from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     BAR,
@@ -279,11 +281,24 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
                 mutated = tagged(mutated, frozenset({OWN_ROWS}))
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
+            if machine.guards:
+                machine.filled_under[_cell_of(machine, node.func.value)] = machine.guards[-1]
         return UNIFORM
     text = constant(receiver)
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip", "capitalize", "title"}:
         return Const(getattr(text, name)())
     return None
+
+
+def _cell_of(machine: Machine, node: ast.expr) -> Cell:
+    owner = machine.held(node.value) if isinstance(node, ast.Attribute) else NONE
+    number = owner.number if isinstance(owner, Instance) else scope_that_holds(machine, last_name(node))
+    return number, last_name(node)
+
+
+def filled_under(machine: Machine, node: ast.expr) -> Guard | None:
+    """Return the rank test under which a container was filled, where one was."""
+    return machine.filled_under.get(_cell_of(machine, node))
 
 
 def _grows_apart(machine: Machine, node: ast.Call) -> bool:

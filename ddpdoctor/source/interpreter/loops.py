@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import count, zip_longest
 
 from ddpdoctor.source.events import OwnTest, Sinks
 from ddpdoctor.source.interpreter.assignment import (
@@ -62,27 +63,32 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         turns.append(count)
         if count == 0:
             empty |= 1 << rank
-    return by_rank(lambda entry: item_of(entry), iterable), turns, empty
+    if len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
+        # At which of them another rank is in the same turn is not known, nor how often it comes to one: any of all.
+        anything = SequenceValue(tuple(dict.fromkeys(item for lane in lanes for item in lane)))
+        return item_of(anything), [None] * len(RANKS), empty
+    return by_rank(item_of, iterable), turns, empty
 
 
-def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, ...]:
+def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> list[tuple[Value, int]]:
     """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
 
-    Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
-    The turns may be those of ``enumerate``, of ``zip``, or of rows that are written out.
-    So are the turns over functions or objects that ranks have in other orders, or others of them.
+    Each with the mask of the ranks that make it. Its body asks which turn it is, and has a loop of its own. One walk
+    for any turn could decide none of these tests. The turns may be those of ``enumerate``, of ``zip``, or of rows that
+    are written out. So are the turns over functions or objects that ranks have in other orders, or others of them, or
+    more.
     """
     if isinstance(iterable, PerRank):
         return _own_turns(statement, iterable)
     items = known_items(iterable)
     named = _named_constants(statement.target, items)
     if not 1 < len(items) <= MAXIMUM_PHASES or not named or _is_left_early(statement.body):
-        return ()
+        return []
     inside = [node for part in statement.body for node in descend(part)]
     asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
     keys = any(isinstance(node, ast.Subscript) and _makes_entry(node, named) for node in inside)
-    return items if (asks and has_loop) or keys else ()
+    return [(item, ALL_RANKS) for item in items] if (asks and has_loop) or keys else []
 
 
 def _makes_entry(node: ast.Subscript, names: Set[str]) -> bool:
@@ -102,13 +108,22 @@ def _asks(node: ast.Compare | ast.If | ast.IfExp, names: Set[str]) -> bool:
     return any(_is_name(tested, name) for name in names)
 
 
-def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> tuple[Value, ...]:
-    lanes = [one.values for one in iterable.values if isinstance(one, SequenceValue) and not one.open]
-    length = len(lanes[0]) if len(lanes) == len(RANKS) and len({len(lane) for lane in lanes}) == 1 else 0
-    of_project = any(isinstance(item, OF_PROJECT) for lane in lanes for item in lane)
-    if not of_project or not 1 < length <= MAXIMUM_PHASES or _is_left_early(statement.body):
-        return ()
-    return tuple(per_rank(column, iterable.guessed) for column in zip(*lanes, strict=True))
+def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> list[tuple[Value, int]]:
+    lanes = _own_lanes(iterable)
+    if not max(map(len, lanes), default=0) > 1 or _is_left_early(statement.body):
+        return []
+    masks = (sum(1 << rank for rank, lane in enumerate(lanes) if number < len(lane)) for number in count())
+    columns = zip_longest(*lanes, fillvalue=UNIFORM)
+    return [(per_rank(column, iterable.guessed), mask) for column, mask in zip(columns, masks, strict=False)]
+
+
+def _own_lanes(iterable: PerRank) -> list[tuple[Value, ...]]:
+    """Return the functions or objects of the project that each rank goes through, where all of them are known."""
+    known = (one for one in iterable.values if known_items(one) or one == SequenceValue(()))
+    lanes = [one.values for one in known if isinstance(one, SequenceValue)]
+    items = [item for lane in lanes for item in lane]
+    parts = (part for item in items for part in (item, *(item.values if isinstance(item, SequenceValue) else ())))
+    return lanes if len(lanes) == len(RANKS) and any(isinstance(part, OF_PROJECT) for part in parts) else []
 
 
 def _is_left_early(body: Sequence[ast.stmt]) -> bool:

@@ -22,7 +22,7 @@ from ddpdoctor.source.events import (
     shape_of,
     wider,
 )
-from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, LoopFrame, Origins, Signature, Store
+from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, Cell, LoopFrame, Origins, Signature, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BUILTINS,
@@ -105,6 +105,8 @@ class Memory:
         self.calls: list[Frame] = []
         """Call sites of the frames, outermost first."""
         self.guards: list[Guard] = []
+        self.filled_under: dict[Cell, Guard] = {}
+        """Rank tests under which a container was filled, by the variable or attribute that holds it."""
         self.conditions: list[Condition] = []
         self.undecided = 0
         """How many undecided conditions are around the present statement."""

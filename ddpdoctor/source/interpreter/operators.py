@@ -23,10 +23,13 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
     ProjectModule,
     SequenceValue,
+    Tag,
     TensorSize,
     Unknown,
     Value,
+    constant,
     derived,
+    in_own_folder,
     never_none,
     tagged,
     tags_of,
@@ -96,7 +99,12 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
         return SequenceValue((*left.values, *right.values), left.open or right.open)
     if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
         return derived((left, right), REMAINDER)
-    result = _moved_world_size(kind, left, right) or derived((left, right))
+    text = constant(right)
+    joins = (
+        isinstance(kind, (ast.Div, ast.Add)) and isinstance(text, str) and (isinstance(kind, ast.Div) or "/" in text)
+    )
+    tags = in_own_folder((left,), right) if joins else frozenset[Tag]()
+    result = _moved_world_size(kind, left, right) or derived((left, right), tags)
     return tagged(result, QUOTIENT) if isinstance(kind, ast.FloorDiv) and isinstance(left, Const) else result
 
 
@@ -272,10 +280,11 @@ def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | No
 
 def formatted(values: Sequence[Value]) -> Value:
     """Return the text that parts of an f-string make on one rank."""
+    texts = [str(value.value) if isinstance(value, Const) else "" for value in values]
     if all(isinstance(value, Const) for value in values):
-        text = "".join(str(value.value) for value in values if isinstance(value, Const))
-        return Const(text[:LONGEST])
-    return derived(values)
+        return Const("".join(texts)[:LONGEST])
+    last = max((number for number, text in enumerate(texts) if "/" in text), default=0)
+    return derived(values, in_own_folder(values[:last], derived(values[last:])))
 
 
 # Built-in functions on constants, for one rank at a time.

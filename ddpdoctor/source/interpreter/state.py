@@ -26,6 +26,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
     truth,
 )
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 
 Evaluate = Callable[["Machine", ast.expr], Value]
@@ -106,12 +107,13 @@ class Machine(Memory):
         entries = [entry for rank, entry in enumerate(value.values) if self.mask >> rank & 1]
         return entries[0] if all(entry == entries[0] for entry in entries) else value
 
-    def on(self, ranks: int, test: ast.AST, value: Value, arm: Callable[[], None]) -> int:
+    def on(self, ranks: int, test: ast.AST, value: Value, arm: Callable[[], None], module: Module | None = None) -> int:
         """Run one arm on some of the present ranks; return those that reach its end."""
         if not ranks:
             return 0
         before, self.mask = self.mask, ranks
-        self.guards.append(Guard(test, self.frame.module, ranks, is_guessed(value), value, len(self.conditions)))
+        module = module or self.frame.module
+        self.guards.append(Guard(test, module, ranks, is_guessed(value), value, len(self.conditions)))
         try:
             arm()
         finally:
@@ -261,14 +263,14 @@ class Machine(Memory):
             if any(getattr(one.node, "name", "") in self.mentions.synchronising for one in functions):
                 self.uncertain = True
 
-    def add_call(self, inner: Sinks) -> None:
-        """Add what a called function did, its returns worked in."""
+    def add_call(self, inner: Sinks, in_loop: bool = False) -> None:
+        """Add what a called function did, its returns worked in, or what one turn of a loop did."""
         previous: list[Item] = []
         for rank, items in enumerate(inner):
             if items:
                 self.steps += len(items) // 2
                 if items != previous:
-                    settled, previous = settle(items), items
+                    settled, previous = settle(items, (), in_loop), items
                 self.sinks[rank].extend(settled if settled is not None else (Jump("raise"),))
 
     def add_loop(self, inner: Sinks, turns: Sequence[int | None], node: ast.AST, own: OwnTest | None = None) -> None:

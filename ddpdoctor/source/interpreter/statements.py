@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
-from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, forget, known_items
+from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps
+from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, forget, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
@@ -105,9 +105,16 @@ def _if(machine: Machine, statement: ast.If) -> None:
 def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     iterable = opened(machine, statement.iter)
     note_absent(machine, statement.iter, iterable)
-    for number, phase in enumerate(turns_apart := phases(statement, iterable)):
-        if machine.mask:
-            _phase(machine, statement, iterable, phase, number)
+    for number, (phase, ranks) in enumerate(turns_apart := phases(statement, iterable)):
+        if here := machine.mask & ranks:
+            run = partial(_phase, machine, statement, iterable, phase, number)
+            others = machine.mask & ~ranks
+            if others:
+                by = filled_under(machine, _gone_over(machine.frame.module, statement.iter))
+                test, value, module = (statement.iter, iterable, None) if by is None else (by.node, by.value, by.module)
+                machine.mask = machine.on(here, test, value, run, module) | others
+            else:
+                run()
     if turns_apart:
         execute(machine, statement.orelse)
         return
@@ -180,7 +187,7 @@ def _marked(machine: Machine, loop: ast.For | ast.AsyncFor, item: Value, items: 
 
 
 def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Value, number: int) -> None:
-    """Walk one turn of a loop over phases."""
+    """Walk one turn of a loop over phases: what it does follows on what the turn before did."""
 
     def turn() -> None:
         assign_to(machine, statement.target, phase)
@@ -188,7 +195,7 @@ def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value,
 
     machine.phases.append(number)
     try:
-        _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, [1] * len(RANKS))
+        _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, None)
     finally:
         machine.phases.pop()
 
@@ -239,12 +246,14 @@ def _loop(
     machine: Machine,
     around: LoopAround,
     turn: Callable[[], None],
-    turns: Sequence[int | None],
+    turns: Sequence[int | None] | None,
     own: Callable[[], OwnTest | None] = lambda: None,
 ) -> None:
-    """Walk a body for any of its turns: once, or more often with what a walk changed for the next turn."""
+    """Walk a body for any of its turns: once, or more often with what a walk changed for the next turn.
+
+    With None for ``turns`` it is one turn, which stands for itself.
+    """
     start = machine.mask
-    varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
     frame, inner = LoopFrame(around), None
     for _ in range(0 if around.once else _TRIED_WALKS):
         frame = LoopFrame(around)
@@ -254,7 +263,10 @@ def _loop(
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(partial(_turn, machine, turn, frame))
-    machine.add_loop(inner, varying_turns, around.node, own())
+    if turns is None:
+        machine.add_call(inner, in_loop=True)
+    else:
+        machine.add_loop(inner, turns if len(set(turns)) > 1 else [None] * len(RANKS), around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
     returned = 0
@@ -300,16 +312,17 @@ def _try(machine: Machine, statement: ast.Try) -> None:
         execute(machine, statement.body)
         execute(machine, statement.orelse)
 
-    start, gone = machine.mask, machine.gone
-    if statement.handlers:
+    def guarded() -> None:
         arms = [body, *(lambda handler=handler: _handler(machine, handler) for handler in statement.handlers)]
         machine.trying += 1
         machine.fork(arms)
         machine.trying -= 1
-    else:
-        body()
+
+    run = guarded if statement.handlers else body
     if statement.finalbody:
-        _finally(machine, start, gone, lambda: execute(machine, statement.finalbody))
+        _finally(machine, run, lambda: execute(machine, statement.finalbody))
+    else:
+        run()
 
 
 def _handler(machine: Machine, handler: ast.ExceptHandler) -> None:
@@ -353,22 +366,26 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter)
     if item.optional_vars is not None:
         assign_to(machine, item.optional_vars, entered)
-    start, gone = machine.mask, machine.gone
-    gradients, synchronising = machine.gradients, machine.synchronising
-    if value == NO_GRADIENTS:
-        machine.gradients = False
-    if value == NO_SYNC:
-        machine.synchronising = False
-    machine.contexts.append(ContextAround(item.context_expr, machine.frame.module, value))
-    try:
-        _enter(machine, statement, rest)
-    finally:
-        machine.contexts.pop()
-    machine.gradients, machine.synchronising = gradients, synchronising
-    if leave is not None:
-        _finally(
-            machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3))
-        )
+
+    def body() -> None:
+        gradients, synchronising = machine.gradients, machine.synchronising
+        machine.gradients = gradients and value != NO_GRADIENTS
+        machine.synchronising = synchronising and value != NO_SYNC
+        machine.contexts.append(ContextAround(item.context_expr, machine.frame.module, value))
+        try:
+            _enter(machine, statement, rest)
+        finally:
+            machine.contexts.pop()
+        machine.gradients, machine.synchronising = gradients, synchronising
+
+    if leave is None:
+        body()
+    else:
+
+        def last() -> None:
+            machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3))
+
+        _finally(machine, body, last)
 
 
 def _method(machine: Machine, value: Value, name: str) -> Function | None:
@@ -379,12 +396,21 @@ def _method(machine: Machine, value: Value, name: str) -> Function | None:
     return bound_to(found, value) if isinstance(found, Function) else None
 
 
-def _finally(machine: Machine, start: int, gone: int, run: Callable[[], object]) -> None:
-    """Run what every rank that came so far runs on its way out, also one that leaves by a jump."""
-    after = machine.mask
-    machine.mask = start & ~(machine.gone & ~gone)
-    run()
+def _finally(machine: Machine, body: Callable[[], None], last: Callable[[], None]) -> None:
+    """Run a body, and what every rank runs on its way out of it, by whichever jump."""
+    start, gone = machine.mask, machine.gone
+    inner = machine.collect(body)
+    after, machine.mask = machine.mask, start & ~(machine.gone & ~gone)
+    ended = machine.collect(last)
     machine.mask &= after
+    previous: tuple[list[Item], list[Item]] | None = None
+    left: list[Item] = []
+    for sink, items, more in zip(machine.sinks, inner, ended, strict=True):
+        if (items, more) != previous:  # Ranks that do the same share it.
+            previous = items, more
+            left = before_jumps(items, more) if more else items
+            left += () if left and isinstance(left[-1], Jump) else more
+        sink.extend(left)
 
 
 def _entered(value: Value) -> Value:

@@ -384,6 +384,16 @@ def appended(sequence: SequenceValue, item: Value) -> SequenceValue:
     return longer
 
 
+OWN_FOLDER: Tag = ("folder", 0)
+"""Of a path that differs by rank in its folder, and not in the name of the file: a copy of the same file."""
+
+
+def in_own_folder(folder: Sequence[Value], name: Value) -> frozenset[Tag]:
+    """Return the tag of a path whose folder differs by rank, with a name that does not."""
+    own = any(is_varying(one) and not only_of_files(one) for one in folder) and not is_varying(name)
+    return frozenset({OWN_FOLDER}) if own else frozenset()
+
+
 def only_of_files(value: Value) -> bool:
     """Return whether a value is unknown because of what the file system holds, and of nothing else."""
     return isinstance(value, Unknown) and {kind for kind, _ in value.tags if kind != "item"} == {"files"}

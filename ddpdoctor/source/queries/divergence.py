@@ -13,7 +13,17 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS, BAR_COUNT, RANKS, is_guessed, tags_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    BAR_COUNT,
+    RANKS,
+    PerRank,
+    SequenceValue,
+    is_guessed,
+    on_rank,
+    tags_of,
+    truth,
+)
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
@@ -108,13 +118,32 @@ def _cause(event: Event) -> Cause:
 
 def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
     """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
-    return check.finding(
+    found = check.finding(
         title or _title(parting),
         remedy=remedy,
         locations=_places_of(parting),
         evidence=_evidence_of(parting),
         severity=Severity.WARNING if parting.guard.guessed else None,
     )
+    return msgspec.structs.replace(found, disproved_at=parting.event.chain) if _is_always_so(parting) else found
+
+
+def _is_always_so(parting: SourceParting) -> bool:
+    """Return whether no rank that is missing ever comes to the call, by a test around it of the rank alone.
+
+    Then ranks that meet there disprove it. They do not where a condition beside the rank may hold later, or where the
+    same lines run for several objects of a list that is not as long on every rank.
+    """
+    guard = parting.guard
+    around = guard.module.parents.get(guard.node)
+    chosen = isinstance(around, (ast.For, ast.AsyncFor)) or (isinstance(around, ast.Call) and around.func is guard.node)
+    lines = [frame.line for frame in parting.event.chain if frame.file == str(guard.module.path)]
+    statement = next((one for one in guard.module.ancestors(guard.node) if isinstance(one, ast.stmt)), None)
+    if chosen or statement is None or parting.left is not None or parting.turns is not None:
+        return False
+    lanes = (on_rank(guard.value, rank) for rank in RANKS if parting.missing >> rank & 1)
+    inside = any(statement.lineno <= line <= (statement.end_lineno or 0) for line in lines)
+    return inside and all(truth(lane) is not None for lane in lanes)
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
@@ -280,12 +309,12 @@ def _compare(
             here, there = here + taken, there + other_taken
             continue
         if found is not None:
-            yield found
+            yield msgspec.structs.replace(found, missing_next=_with_events(other_rest, around[1]))
             here += 1
-            if back is not None and back.guard.node is found.guard.node:
-                there += 1
+            both = back is not None and back.guard.node is found.guard.node
+            there += both and not same(tree[here:], other_tree[there:])
         elif back is not None:
-            yield back
+            yield msgspec.structs.replace(back, missing_next=_with_events(rest, around[0]))
             there += 1
 
 
@@ -525,6 +554,9 @@ def _what_decides(guard: Guard, bar: int) -> str:
     around = guard.module.parents.get(guard.node)
     chosen = isinstance(around, ast.Call) and around.func is guard.node
     how = "is not the same function on every rank" if chosen else "decides"
+    of_lists = isinstance(guard.value, PerRank) and isinstance(guard.value.values[0], SequenceValue)
+    if of_lists and isinstance(around, ast.For) and around.iter is guard.node:
+        how = "does not hold as many on every rank"
     of_bar = f", by a bar of tqdm that only some ranks have on (line {bar})" if bar else ""
     return f"`{guard.module.excerpt(guard.node)}` {how}{of_bar}"
 

@@ -97,6 +97,17 @@ class FileUse(msgspec.Struct, frozen=True, eq=False):
         """Source of the path."""
         return self.event.module.excerpt(self.node, 60) if self.node is not None else "the same path"
 
+    @property
+    def shown(self) -> str:
+        """The path for a sentence."""
+        return shown_path(self.source, self.path)
+
+
+def shown_path(source: str, path: Value) -> str:
+    """Return a path as it is written, or what it is where a variable has it."""
+    text = constant(path) if source.isidentifier() else ...
+    return f'"{text}"' if isinstance(text, str) else source
+
 
 def writes(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks write from their beginning, in the order of execution."""
@@ -259,9 +270,9 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
         before = _guard_that_others_left_by(projection, event)
         guard = _local_guard(event, before)
         if not event.guards and before is None:
-            found[place] = SharedSave(event, "all", use.source, None)
+            found[place] = SharedSave(event, "all", use.shown, None)
         elif guard is not None:
-            found.setdefault(place, SharedSave(event, "local-rank", use.source, guard))
+            found.setdefault(place, SharedSave(event, "local-rank", use.shown, guard))
     yield from found.values()
 
 
@@ -284,7 +295,7 @@ def _is_for_its_node(projection: Projection, save: SharedSave) -> bool:
     if any(isinstance(node, ast.Attribute) and node.attr == "state_dict" for node in content):
         return False
     return any(
-        use.source == save.path
+        use.shown == save.path
         and use.event.module is event.module
         and use.event.function == event.function
         and use.event.ranks & ~event.ranks

@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    OWN_FOLDER,
     External,
     ExternalObject,
     Function,
@@ -34,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE
 from ddpdoctor.source.ranks.rank_local_values import LISTED, TORCHS, is_found_alike, lists_names, seeded
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
@@ -83,6 +85,8 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
         if wrapped and not by_ddp and unread_loss(projection, backward) is None:
             continue
         for loop, numbers, certain in _sources(projection.machine, backward, by_loss=by_ddp or not wrapped):
+            if not _is_stepped(projection, backward, loop):
+                continue
             events = tuple(
                 event for number in sorted(numbers) if (event := projection.machine.events.get(number)) is not None
             )
@@ -93,6 +97,23 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
                 if loader.ordinal not in seen and not (loader.in_parent and backward.in_parent):
                     seen.add(loader.ordinal)
                     yield Feeding(loader, backward, loop, events, certain)
+
+
+def _is_stepped(projection: Projection, backward: Event, loop: LoopAround | None) -> bool:
+    """Return whether an optimizer may use the gradients of a backward: those of an attack are cleared before it steps.
+
+    It steps in the loop over the batches, or behind it, before anything clears what they have summed up.
+    """
+    asked = list(training_events(projection, "step", "zero_grad"))
+    around = set(loop_nodes(backward))
+    inside = {loop.node} if loop is not None else around
+    if not any(map(stepped, asked)) or any(one.name == "step" and inside & set(loop_nodes(one)) for one in asked):
+        return True
+    known = [one for one in asked if one.name == "zero_grad" or stepped(one)]
+    later = [one for one in known if one.ordinal > backward.ordinal]
+    again = [one for one in known if around & set(loop_nodes(one))]
+    following = min(later or again, key=lambda one: one.ordinal, default=None)
+    return following is not None and following.name == "step"
 
 
 def division(machine: Machine, loader: Event) -> Division:
@@ -310,7 +331,10 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
 
 
 def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bool:
-    """Return whether what a data set gives was followed to a cut by rank; with ``cut`` not just to a device of it."""
+    """Return whether what a data set gives was followed to a cut by rank.
+
+    With ``cut`` not just to a device of it, nor to a file of the same name in a folder of the rank's own.
+    """
     waiting, seen = [dataset], set[int]()
     while waiting:
         one = waiting.pop()
@@ -322,7 +346,8 @@ def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bo
             seen.add(made.ordinal)
             waiting += [*made.positional, *made.named.values()]
         tags = tags_of(item)
-        if SHARE in tags and (not cut or item is one or any(kind == PART for kind, _ in tags)):
+        whole = item is not one or OWN_FOLDER in tags
+        if SHARE in tags and (not cut or not whole or any(kind == PART for kind, _ in tags)):
             return True
     return False
 

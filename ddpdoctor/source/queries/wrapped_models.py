@@ -9,7 +9,7 @@ from functools import lru_cache
 from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
-from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
@@ -25,6 +25,8 @@ _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 _GRADIENTS = frozenset({"grad"})
+# Methods that Python calls, and the walk where Python does.
+_FOLLOWED = frozenset({"__call__", "__enter__", "__exit__"})
 PARAMETERS = frozenset({"parameters", "named_parameters"})
 """Methods of a module that give its parameters."""
 # What is handed on of them is no norm or count, as the ranks reduce it.
@@ -121,7 +123,8 @@ def training_forwards(projection: Projection, wrap: int) -> list[Event]:
 def averages_by_hand(script: Script) -> bool:
     """Return whether a script averages gradients or parameters itself: by a collective beside them, or by a name.
 
-    A function that nothing calls or passes on, as in a file of helpers, averages nothing.
+    A function that nothing calls or passes on, as in a file of helpers, averages nothing. A method that Python itself
+    calls is used by no name: the walk comes to those that it follows, and others may run.
     """
     by_call = _BRINGING_TOGETHER | _REDUCING_IN_PARTS
     if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, by_call)):
@@ -129,13 +132,17 @@ def averages_by_hand(script: Script) -> bool:
     for module in script.modules:
         if "_averages" not in module.__dict__:
             module.__dict__["_averages"] = frozenset(_averages(module))
-        if any(not name or _is_used(script, name) for name in module.__dict__["_averages"]):
-            return True
+        for function in module.__dict__["_averages"]:
+            name = function.name if function is not None else ""
+            if name in _FOLLOWED and function in whole_projection(script).machine.visited:
+                return True
+            if name not in _FOLLOWED and (not name or name.startswith("__") or _is_used(script, name)):
+                return True
     return False
 
 
-def _averages(module: Module) -> Iterator[str]:
-    """Yield the names of the functions that average gradients; an empty one for what runs with the module."""
+def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
+    """Yield the functions that average gradients; None for what runs with the module."""
     for name, calls in module.calls_by_name.items():
         for call in calls:
             if name in _COLLECTIVE_NAMES and _reduces_gradients(module, call):
@@ -145,7 +152,7 @@ def _averages(module: Module) -> Iterator[str]:
             else:
                 found = _promises_average(name)
             if found:
-                yield next((one.name for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), "")
+                yield next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
 
 
 def _is_used(script: Script, function: str) -> bool:

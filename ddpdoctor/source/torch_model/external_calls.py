@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import PurePath
 
 from ddpdoctor.source.interpreter.assignment import GROWING, adopts_variables, container_method, overwrite, scope_of
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, text_of
@@ -18,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     NO_SYNC,
     NONE,
     OPAQUE,
+    OWN_FOLDER,
     OWN_ROWS,
     REDUCED,
     SYNCHRONISED,
@@ -26,6 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     VARYING,
     Arguments,
     BoundMethod,
+    Const,
     External,
     ExternalObject,
     Function,
@@ -39,10 +42,12 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     constant,
     derived,
+    in_own_folder,
     is_varying,
     join,
     never_none,
     only_of_files,
+    options_of,
     tagged,
     tags_of,
 )
@@ -225,6 +230,8 @@ def _served_by_library(machine: Machine, node: ast.AST, receiver: Value, name: s
 def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    if name == "joinpath":
+        return _joined_path(receiver, *given.values)
     if name == "shard" and is_rank(
         given.named.get("index", given.positional[1] if len(given.positional) > 1 else NONE)
     ):
@@ -507,7 +514,13 @@ def _load(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     path = given.value("f", 0) or NONE
     parts = frozenset(tag for tag in tags_of(path) if tag[0] == PART)
     shared = frozenset({SHARE}) if is_varying(path) and not only_of_files(path) else frozenset()
-    return Unknown(bool(parts), False, parts | shared)
+    names = {PurePath(str(one.value)).name if isinstance(one, Const) else "" for one in options_of(path)}
+    copied = OWN_FOLDER in tags_of(path) or (len(names) == 1 and "" not in names)
+    return Unknown(bool(parts), False, parts | shared | (frozenset({OWN_FOLDER}) if copied else frozenset()))
+
+
+def _joined_path(*parts: Value) -> Value:
+    return derived(parts, in_own_folder(parts[:-1], parts[-1]) if parts else frozenset())
 
 
 def _range(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -608,6 +621,7 @@ _SPECIAL: dict[str, Handler] = {
     DDP: make_ddp,
     "torch.save": _save,
     "torch.load": _load,
+    "os.path.join": lambda machine, node, given: _joined_path(*given.values),
     "deepspeed.initialize": make_engine,
     "torch.cuda.set_device": set_device,
     "torch.cuda.device": set_device,

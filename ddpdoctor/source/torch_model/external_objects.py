@@ -528,10 +528,14 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
             return items
         if isinstance(items, SequenceValue):
             return SequenceValue((SequenceValue((UNIFORM, item_of(items))),), open=True)
+    if len(positional) == 1 and isinstance(positional[0], PerRank) and all(map(known_items, positional[0].values)):
+        return by_rank(lambda one: _same_items(last, machine, node, Arguments((one,), given.named)), positional[0])
     if len(positional) == 1 and isinstance(positional[0], SequenceValue):
         known = known_items(positional[0])
         if last in {"list", "tuple"} or (last == "tqdm" and (known or _is_zip(positional[0]))):
             return positional[0]
+        if last == "reversed" and known:
+            return SequenceValue(known[::-1])
         if last == "enumerate" and known and not given.named:
             return SequenceValue(tuple(SequenceValue((Const(number), item)) for number, item in enumerate(known)))
         if last == "enumerate" and _is_zip(positional[0]):
