@@ -55,10 +55,10 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
+from ddpdoctor.source.ranks.random_numbers import DATA_METHODS
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import calls_any, makes_sets
-from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(

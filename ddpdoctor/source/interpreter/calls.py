@@ -45,7 +45,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, drawn_apart, of_unread, reduced
+from ddpdoctor.source.ranks.random_numbers import drawn, of_unread
+from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -125,14 +126,14 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
-        return drawn_apart(machine, node, function, function.name, given, result)
+        return drawn(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(given.positional)
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
         result = reduced(machine, node, function.name, function.receiver, given, result)
-        return drawn_apart(machine, node, function, function.name, given, result)
+        return drawn(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, given)
         if function.receiver is not None and machine.wrapped:
