@@ -232,7 +232,7 @@ def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
         return None
     given = [*made.args, *(entry.value for entry in made.keywords)]
     for event in projection.in_course("call"):
-        if event.name in _SPLITS or not _draws(event) or not _on_every_rank(event) or _shared_after(projection, event):
+        if not _draws(event) or not _on_every_rank(event) or _splits(event) or _shared_after(projection, event):
             continue
         body = event.module.body_around(event.node)
         if made in descend(body) and any(event.node in origins_of(one, body) for one in given):

@@ -40,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.script.module import descend, once
+from ddpdoctor.source.script.module import descend, last_name, made_from, once
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
 
@@ -137,6 +137,14 @@ def seed_before(machine: Machine, state: Value) -> ast.AST | None:
     made = [machine.maker_of(one.number) for one in _states(state) if one.number]
     seed = made[-1][0] if made and isinstance(made[-1], tuple) else None
     return seed if isinstance(seed, ast.AST) else None
+
+
+def has_seed(call: ast.Call, body: ast.AST) -> bool:
+    """Return whether a call draws from a generator that it is given, or that its body makes with a seed."""
+    if any(word.arg == "generator" for word in call.keywords):
+        return True
+    made = made_from(call.func.value, body) if isinstance(call.func, ast.Attribute) else ()
+    return any(isinstance(one, ast.Call) and one.args and last_name(one.func) in TAKES_SEED for one in made)
 
 
 # What calls do to generators.
