@@ -37,13 +37,15 @@ from functools import partial
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     ExternalObject,
+    Function,
     Instance,
     PerRank,
     Value,
@@ -200,6 +202,14 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
     draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
         return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
+    taken = _taken_from_set(projection.machine, dataset)
+    if taken is not None:
+        return Verdict(
+            sentence="this sampler divides a data set in the order of a set, which is another one in every process",
+            remedy="Sort what the set holds: sorted(...) gives every rank the same order.",
+            locations=sampler.location,
+            because=("an item is taken by its number in that order", taken),
+        )
     made = projection.machine.object(dataset)
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
@@ -208,6 +218,21 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
         return _differs(sampler, _PARTS, sampler, "they were cut by rank before", what)
     shuffle = _shuffled_apart(projection, sampler, dataset)
     return None if shuffle is None else _differs(sampler, _SHUFFLE, shuffle)
+
+
+def _taken_from_set(machine: Machine, dataset: Value) -> Location | None:
+    """Return where a data set takes an item by its number from a list in the order of a set of texts."""
+    script = machine.script
+    item = class_attribute(machine, dataset.cls, "__getitem__") if isinstance(dataset, Instance) else None
+    module = script.module(item.module) if isinstance(item, Function) else None
+    if module is None or not isinstance(item, Function) or not makes_sets(script):
+        return None
+    from ddpdoctor.source.queries.set_order import SetOrders, fixes_order
+
+    orders, numbers = SetOrders(script.modules), {one.arg for one in item.node.args.args[1:]}
+    taken = (one for one in descend(item.node) if isinstance(one, ast.Subscript) and last_name(one.slice) in numbers)
+    lost = (one for one in taken if orders.is_lost(module, one.value) and not fixes_order(script))
+    return next(map(module.location, lost), None)
 
 
 def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | None) -> Event | None:

@@ -29,7 +29,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -234,10 +234,29 @@ def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
     for event in projection.in_course("call"):
         if not _draws(event) or not _on_every_rank(event) or _splits(event) or _shared_after(projection, event):
             continue
-        body = event.module.body_around(event.node)
-        if made in descend(body) and any(event.node in origins_of(one, body) for one in given):
+        if _orders(projection, event, made, given):
             return unshared_draw(projection, event)
     return None
+
+
+def _orders(projection: Projection, event: Event, made: ast.Call, given: Sequence[ast.expr]) -> bool:
+    """Return whether what a call is given may have its order from a draw, beside it or in functions that return it."""
+    modules = {str(module.path): module for module in projection.machine.script.modules}
+    nodes: list[ast.AST] = [event.node]
+    for here, outer in zip(event.chain, (*event.chain[1:], None), strict=True):
+        module = modules.get(here.file)
+        body = module.body_around(nodes[0]) if module is not None and nodes else None
+        if body is None:
+            return False
+        if made in descend(body):
+            return any(not set(nodes).isdisjoint(origins_of(one, body, ordered=True)) for one in given)
+        returned = [one.value for one in descend(body) if isinstance(one, ast.Return) and one.value is not None]
+        home = modules.get(outer.file) if outer is not None else None
+        if home is None or not any(not set(nodes).isdisjoint(origins_of(one, body, ordered=True)) for one in returned):
+            return False
+        calls = home.calls_by_name.get(getattr(body, "name", ""), ())
+        nodes = [one for one in calls if outer is not None and one.lineno == outer.line]
+    return False
 
 
 def _draws(event: Event) -> bool:
