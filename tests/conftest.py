@@ -10,12 +10,19 @@ theirs full of logs and sockets.
 from __future__ import annotations
 
 import fcntl
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# A tenth of all the time goes where nothing that was compiled is kept: hundreds of processes read this tree.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", max_examples=20_000, deadline=None)
@@ -40,6 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
         if item.path.relative_to(tests).parts[0] in FAST and item.get_closest_marker("full") is None:
             item.add_marker(pytest.mark.fast)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one worker: what its tests share, a run of real ranks or the site, is made once.
+
+    The files stay in the order of their names, of which the last are short, so that all workers end together.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

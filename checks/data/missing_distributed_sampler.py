@@ -86,6 +86,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         parts = [division(projection.machine, loader) for loader in feeding.alternatives]
         if not feeding.certain or any(part != "whole" for part in parts):
             continue
+        if _is_without_ranks(projection, feeding.loader):
+            continue
         loader, backward = feeding.loader, feeding.backward
         from ddpdoctor.checks.data.drawn_items_source import draws_its_items
 
@@ -106,6 +108,24 @@ def in_source(script: Script) -> Iterator[Finding]:
     if _has_streams(script):
         yield from _of_streams(projection)
     yield from alike_readers(projection)
+
+
+def _is_without_ranks(projection: Projection, loader: Event) -> bool:
+    """Return whether a condition chooses between this loader and one that divides the same data between the ranks."""
+    return any(
+        other.module is loader.module
+        and loader.module.in_other_arms(loader.node, other.node)
+        and _data_of(other.node) == _data_of(loader.node)
+        and division(projection.machine, other) == "sharded"
+        for other in projection.of_kind("loader")
+    )
+
+
+def _data_of(call: ast.AST) -> str:
+    """Return the data set of a loader as it is written: a job with ranks comes there otherwise than one without."""
+    given = call.args[:1] if isinstance(call, ast.Call) else []
+    given = given or [one.value for one in getattr(call, "keywords", ()) if one.arg == "dataset"]
+    return ast.dump(given[0]) if given else ""
 
 
 def _has_streams(script: Script) -> bool:

@@ -29,6 +29,7 @@ References
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -38,16 +39,21 @@ from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     ExternalObject,
     Instance,
+    Tag,
     Value,
     constant,
+    options_of,
+    tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
+from ddpdoctor.source.ranks.data_partitions import ORDER, PIECE, PIECES
 from ddpdoctor.source.ranks.random_numbers import (
     DATA_METHODS,
     ORDERING_METHODS,
@@ -125,6 +131,8 @@ _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 # What makes a data set of Hugging Face, by its full name.
 _TABLES = regex(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
+# Data sets within data sets.
+_DEEPEST = 3
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
 
@@ -141,7 +149,12 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
     if not is_distributed(projection):
         return
     for event in projection.in_course("call"):
-        if _draws(event) and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
+        if (
+            _draws(event)
+            and _on_every_rank(event)
+            and _divides(projection, event)
+            and not _shared_after(projection, event)
+        ):
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
@@ -320,6 +333,31 @@ def _splits(event: Event) -> bool:
         return constant(shuffle) is not False
     body = event.module.body_around(event.node)
     return len(_slices(event, body)) >= 2 and _makes_subsets(event.module, body)
+
+
+def _divides(projection: Projection, event: Event) -> bool:
+    """Return whether the result of a draw divides a data set where it is drawn, or its pieces feed several loaders."""
+    if _splits(event):
+        return True
+    machine = projection.machine
+    order = {(ORDER, number) for number in machine.numbers_of(event.node)}
+    fed: list[frozenset[Tag]] = []
+    for loader in projection.in_course("loader"):
+        tags = _tags_held(machine, loader.argument("dataset", 0) or NONE)
+        pieces = frozenset(tag for tag in tags if tag[0] in (PIECE, PIECES))
+        if tags & order and pieces and loader.receiver is None:
+            fed.append(pieces)
+    return any(one != other or any(kind == PIECES for kind, _ in one) for one, other in itertools.combinations(fed, 2))
+
+
+def _tags_held(machine: Machine, dataset: Value, depth: int = 0) -> frozenset[Tag]:
+    """Return the origins of what a data set holds, and of what those hold that it is made of."""
+    found, made = tags_of(dataset), machine.object(dataset)
+    held = machine.store.held(dataset.number) if isinstance(dataset, Instance) else ()
+    inner = (*held, *options_of(dataset)) if made is None else (*made.positional, *made.named.values())
+    if depth < _DEEPEST:
+        found = found.union(*(_tags_held(machine, one, depth + 1) for one in inner if one != dataset))
+    return found
 
 
 def _is_taken_by_rank(projection: Projection, event: Event) -> bool:

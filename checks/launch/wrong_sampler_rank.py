@@ -117,7 +117,7 @@ def _judge(projection: Projection, sampler: Event) -> Verdict | None:
             "Omit rank=: the sampler gets it from the process group. Or give it dist.get_rank().",
         )
     seed, shuffle = sampler.argument("seed", 4), sampler.argument("shuffle", 3)
-    by_clock = seed is not None and is_varying(seed) and ("clock", 0) in tags_of(seed)
+    by_clock = seed is not None and is_varying(seed) and any(kind == "clock" for kind, _ in tags_of(seed))
     if (by_clock or isinstance(seed, PerRank)) and (shuffle is None or constant(shuffle) is True):
         return _given(
             sampler,

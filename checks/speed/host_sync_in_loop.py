@@ -41,7 +41,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
     needs=frozenset({"step_tracks", "host_reads"}),
     subjects=("wrap", "loss"),
-    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model", "deepspeed"),
 )
 _REMEDY = "Add up detached tensors on the GPU, and read them every 50 steps or once an epoch."
 

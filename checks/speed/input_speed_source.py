@@ -7,21 +7,23 @@ from collections.abc import Iterator
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
+    NONE,
     ExternalObject,
     Instance,
     SequenceValue,
     Value,
     constant,
     options_of,
+    parts_of,
     tags_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
-from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.queries.training_loops import feedings, is_averaged
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import code_of
-from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
+from ddpdoctor.source.torch_model.recorded_calls import OF_MODELS, READING_FUNCTIONS, READING_METHODS
 from ddpdoctor.source.vocabulary import FABRICS
 
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
@@ -34,7 +36,7 @@ _WORKING = frozenset({"load", "imread", "read_image", "transform", "tokenizer", 
 _WORKING_PACKAGES = ("torch.nn.functional.", "torchvision.", "torchaudio.", "PIL.")
 
 # Frameworks under which a script that has a loop around a backward writes its steps itself.
-_LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
+_LOOPS_LEFT = frozenset({"", "accelerate", "deepspeed", "lightning", "lightning_fabric"})
 
 
 def slow_loaders(projection: Projection) -> Iterator[tuple[Event, bool]]:
@@ -60,11 +62,14 @@ def trains_on_cuda(projection: Projection) -> bool:
     placed = (event.name for event in projection.in_course("object"))
     if any(name == ACCELERATOR or name in FABRICS for name in placed):
         return True  # They work on GPUs wherever there are some.
+    if any(noted(projection, "deepspeed.initialize")):
+        return True
     if not may_use_cuda(projection.machine.script):
         return False
     for event in projection.in_course("device", "call", "wrap"):
         chosen = event.kind == "device" and event.name in {"set_device", "cuda"}
-        chosen = chosen or (event.kind == "wrap" and isinstance(event.argument("device_ids", 1), SequenceValue))
+        given = event.argument("device_ids", 1) if event.kind == "wrap" else None
+        chosen = chosen or any(isinstance(option, SequenceValue) for option in options_of(given or NONE))
         if (chosen or event.name == "cuda") and not depends_on_mode(event):
             return True
     return False
@@ -111,13 +116,18 @@ def reads_in_every_step(projection: Projection) -> Iterator[Event]:
     """Reads of a result of the DDP model back from the GPU in every step of training, each once."""
     if not trains_on_cuda(projection) or framework(projection.machine.script) not in _LOOPS_LEFT:
         return
-    loops = {feeding.loop.node: feeding.backward for feeding in feedings(projection) if feeding.loop is not None}
+    fed = {feeding.loop.node: feeding.backward for feeding in feedings(projection) if feeding.loop is not None}
+    averaged = [one for one in projection.in_course("backward") if one.loops and is_averaged(projection, one)]
+    unfed = [one for one in averaged if not any(loop.node in fed for loop in one.loops)]
+    loops = {**{one.loops[-1].node: one for one in unfed}, **fed}
     seen: set[ast.AST] = set()
     for event in noted(projection, *READING_METHODS, *READING_FUNCTIONS):
         backward = next((loops[loop.node] for loop in event.loops if loop.node in loops), None)
         if backward is None or event.node in seen or not event.gradients or event.receiver is None:
             continue
-        in_every_step = set(event.conditions) <= set(backward.conditions) and len(event.guards) <= len(backward.guards)
-        if in_every_step and any(kind == "ddp" for kind, _ in tags_of(event.receiver)):
+        # What rank 0 alone waits for, the others wait for in the next reduction.
+        decided = all(constant(one) is not ... for guard in event.guards for one in parts_of(guard.value))
+        in_every_step = decided and set(event.conditions) <= set(backward.conditions)
+        if in_every_step and any(kind in OF_MODELS for kind, _ in tags_of(event.receiver)):
             seen.add(event.node)
             yield event

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
-from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of
+from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, is_varying, only_of_files, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_one_gpu, may_use_cuda, noted
@@ -17,6 +17,7 @@ from ddpdoctor.source.queries.wrapped_models import has_no_tensors
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import uses_part
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import DDP, MODEL_PRESERVING, text_hints_at_ranks
 
 _CHECKPOINT = regex(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
@@ -33,6 +34,8 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
     script = projection.machine.script
     if not is_distributed(projection) or not may_use_cuda(script):
         return
+    if any(map(_leaves_an_own_gpu, projection.in_course("call"))):
+        return  # What was saved from its first GPU comes back to that, which is another one on each rank.
     if uses_part(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
         return
     seen = set(_loads_of_numbers(projection))
@@ -45,6 +48,11 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
         if (constant(place) is None or is_one_gpu(projection, event, place)) and _is_checkpoint(event):
             seen.add(event.node)
             yield event
+
+
+def _leaves_an_own_gpu(event: Event) -> bool:
+    name = constant(event.positional[0]) if event.name == SET_VARIABLE else ""
+    return name == "CUDA_VISIBLE_DEVICES" and is_varying(event.positional[1])
 
 
 def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:

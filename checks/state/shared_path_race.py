@@ -48,6 +48,7 @@ from ddpdoctor.source.queries.files import (
     changed_path,
     directory_of,
     is_one_path,
+    is_stamped,
     writes,
 )
 from ddpdoctor.source.queries.job_kind import (
@@ -181,6 +182,12 @@ _PREPARATION = regex(
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
 _REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
 _PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
+_OWN_TEMPORARY = regex(r"""(?<=['"])(\.{1,2}/)?(tmp|temp)/""")
+"""A directory of that name where the job was started, which all ranks have."""
+
+
+def _is_per_process(source: str) -> bool:
+    return _PER_PROCESS.search(_OWN_TEMPORARY.sub("", source)) is not None
 
 
 def shared_paths(projection: Projection) -> Iterator[Verdict]:
@@ -201,22 +208,24 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
         if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
         path = changed_path(event)
-        if path is None or not is_one_path(path) or _is_tried(event.module, event.node):
+        if path is None or not (is_one_path(path) or is_stamped(path)) or _is_tried(event.module, event.node):
             continue
         if _is_preparation(event, changed_node(event)):
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
         by_one = by_one or is_in_turns(projection, event)
         doing = _judge(event) if not by_one and not _is_there(projection, event, made) else None
-        if doing is None or _PER_PROCESS.search(_source(event)):
+        if doing is None or _is_per_process(_source(event)):
             continue
         seen.add(event.node)
         verb, is_failing = doing
+        one = is_one_path(path)
+        failing = ", and all but the fastest one fail" if one else ", and fails where another did in the same second"
         remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
-        if verb == "creates" and "symlink" not in event.name:
+        if verb == "creates" and "symlink" not in event.name and one:
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
         yield Verdict(
-            sentence=f"every rank {verb} {_source(event)}{', and all but the fastest one fail' if is_failing else ''}",
+            sentence=f"every rank {verb} {_source(event)}{failing if is_failing else ''}",
             remedy=remedy,
             locations=event.location,
             # Something that the script does instead of training takes one process.
@@ -241,7 +250,7 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
             or not event.complete
         ):
             continue
-        in_place = _PER_PROCESS.search(use.source) or is_in_turns(projection, event)
+        in_place = _is_per_process(use.source) or is_in_turns(projection, event)
         in_place = in_place or _is_preparation(event, use.node)
         if is_one_path(use.path) and not in_place:
             seen.add(event.node)

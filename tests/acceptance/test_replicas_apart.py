@@ -7,7 +7,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.check_command import check
+from tests.forks import check
 
 SCRIPT = """
 import torch
@@ -52,7 +52,7 @@ def test_the_line_that_parts_replicas_leads(name: str, tmp_path: Path) -> None:
     code, before, inside = CASES[name]
     text = SCRIPT.format(before=before, inside=indent(inside, "    "))
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    _, report = check("train.py", cwd=tmp_path)
+    report = check(tmp_path / "train.py")
     (finding,) = [one for one in report["findings"] if one["severity"] != "advice"]
     here = next(number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# here"))
     assert (finding["code"], finding["locations"][0]["line"]) == (code, here), finding["title"]
@@ -99,7 +99,7 @@ WRAPPED = (HEAD[0].replace("nn.Linear(4, 4)", "DistributedDataParallel(nn.Linear
     [
         pytest.param(*TEMPERATURE, "", ["DDP214"], id="a temperature"),
         pytest.param(*HEAD, "", ["DDP214"], id="a head", marks=pytest.mark.long),
-        pytest.param(*TEMPERATURE, AVERAGED, [], id="averaged by hand", marks=pytest.mark.long),
+        pytest.param(*TEMPERATURE, AVERAGED, [], id="averaged by hand"),
         pytest.param(*WRAPPED, "", [], id="wrapped as well", marks=pytest.mark.long),
     ],
 )
@@ -107,5 +107,5 @@ def test_what_is_trained_beside_a_wrapped_model_is_told_without_a_loader_too(
     made: str, loss: str, then: str, found: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(BESIDE.format(made=made, loss=loss, then=then), encoding="utf-8")
-    _, report = check("train.py", cwd=tmp_path)
+    report = check(tmp_path / "train.py")
     assert [one["code"] for one in report["findings"] if one["severity"] != "advice"] == found

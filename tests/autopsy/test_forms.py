@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -90,23 +91,33 @@ def test_what_a_collector_writes_around_a_line_hides_nothing(form: str, tmp_path
     assert [finding.code for finding in examination.findings if finding.role == "echo"] == ["DDP306"]
 
 
-def boxed(width: int, *, show_locals: bool) -> str:
-    """The traceback of this function as rich draws it."""
-    drawn = io.StringIO()
-    try:
-        _unused_parameters()
-    except RuntimeError as error:
-        shown = Traceback.from_exception(type(error), error, error.__traceback__, show_locals=show_locals)
-        Console(file=drawn, width=width, force_terminal=False).print(shown)
-    return drawn.getvalue()
-
-
-def _unused_parameters() -> None:
+FAILS = """
+def step():
     raise RuntimeError(
         "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates "
-        "that your module has parameters that were not used in producing loss.\n"
+        "that your module has parameters that were not used in producing loss.\\n"
         "Parameter indices which did not receive grad for rank 1: 2 3"
     )
+
+
+def main():
+    step()
+"""
+
+
+def boxed(script: Path, width: int, *, show_locals: bool) -> str:
+    """The traceback of a script of its own as rich draws it."""
+    script.write_text(FAILS)
+    names: dict[str, Any] = {}
+    exec(compile(FAILS, script, "exec"), names)
+    drawn = io.StringIO()
+    try:
+        names["main"]()
+    except RuntimeError as error:
+        own = error.__traceback__ and error.__traceback__.tb_next
+        shown = Traceback.from_exception(type(error), error, own, show_locals=show_locals)
+        Console(file=drawn, width=width, force_terminal=False).print(shown)
+    return drawn.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -114,14 +125,14 @@ def _unused_parameters() -> None:
 def test_a_traceback_in_a_box_of_rich_is_read_with_its_wrapped_message(
     width: int, show_locals: bool, tmp_path: Path
 ) -> None:
-    text = boxed(width, show_locals=show_locals)
+    script = tmp_path / "train.py"
+    text = boxed(script, width, show_locals=show_locals)
     cause = cause_of(examined(tmp_path, "".join(f"[rank1]: {line}\n" for line in text.splitlines())))
     assert (cause.code, cause.ranks) == ("DDP201", (1,))
     assert "indices 2, 3" in cause.title
     assert "before starting a new one. This error indicates" in cause.evidence[0].text
-    line = _unused_parameters.__code__.co_firstlineno + 1
     assert cause.location is not None
-    assert (cause.location.file, cause.location.line) == (__file__, line)
+    assert (cause.location.file, cause.location.line) == (str(script), 3)
 
 
 TABLE = """\
@@ -144,7 +155,8 @@ Root Cause (first observed failure):
 
 
 def test_a_box_without_a_mark_belongs_to_the_rank_that_failed(tmp_path: Path) -> None:
-    cause = cause_of(examined(tmp_path, "Epoch 0: 12%|#   | 12/100" + boxed(80, show_locals=False) + TABLE))
+    box = boxed(tmp_path / "train.py", 80, show_locals=False)
+    cause = cause_of(examined(tmp_path, f"Epoch 0: 12%|#   | 12/100{box}{TABLE}"))
     assert (cause.code, cause.ranks) == ("DDP201", (1,))
     assert "ChildFailedError" not in cause.title
 

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
-SCRIPTS = Path(__file__).with_name("scripts")
+_SCRIPTS = Path(__file__).with_name("scripts")
+_TWINS = Path(__file__).with_name("twins.toml")
+
+
+def lay_out(directory: Path) -> Path:
+    """Copy the scripts to a new directory, and write there those that are edits of another."""
+    shutil.copytree(_SCRIPTS, directory)
+    twins = msgspec.toml.decode(_TWINS.read_bytes(), type=dict[str, Twin])
+    for name, twin in twins.items():
+        text = (_SCRIPTS / twin.of).read_text(encoding="utf-8")
+        for old, new in twin.edits:
+            assert text.count(old) == 1, (name, old)
+            text = text.replace(old, new)
+        (directory / name).write_text(text, encoding="utf-8")
+    return directory
+
+
+class Twin(msgspec.Struct, frozen=True):
+    """A script that another one is with a few edits."""
+
+    of: str
+    edits: tuple[tuple[str, str], ...]
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):

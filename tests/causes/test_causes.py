@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.causes.cases import CASES, SCRIPTS, Case
+from tests.causes.cases import CASES, Case, lay_out
 from tests.causes.judge import complaints, report_of, worse_than_static
 from tests.check_command import check
 
@@ -16,7 +15,7 @@ from tests.check_command import check
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The scripts in a directory of their own."""
-    return Path(shutil.copytree(SCRIPTS, tmp_path / "project"))
+    return lay_out(tmp_path / "project")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Finding
-from ddpdoctor.source.script.script import read_script
+from ddpdoctor.source.script.script import Script, read_script, uses_part
 from tests.checks.case_blocks import Case, Mark, cases_of
 
 CHECKS = Path(__file__).parents[2] / "checks"
 FILES = sorted(CHECKS.glob("*/*.md"))
+TESTS = CHECKS.with_name("tests")
+SCRIPTS = [*sorted((TESTS / "source" / "correct").glob("*.py")), *sorted((TESTS.parent / "examples").glob("*.py"))]
 CASES = [(path, case) for path in FILES for case in cases_of(path)]
 
 
@@ -27,9 +31,16 @@ def test_the_findings_are_the_marks(path: Path, case: Case, tmp_path: Path) -> N
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    found = [finding for finding in _findings(tmp_path / "train.py") if not case.only or finding.name in case.only]
+    script = read_script(tmp_path / "train.py")
+    found = [finding for finding in _findings(script) if not case.only or finding.name in case.only]
     marks = [mark for mark in case.marks if not case.only or mark[3] in case.only]
     assert sorted(_mark(finding, tmp_path) for finding in found) == marks, _shown(found)
+    assert list(fired_without_words(script)) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_no_check_fires_on_a_script_without_its_words(path: Path) -> None:
+    assert list(fired_without_words(read_script(path))) == []
 
 
 @pytest.mark.parametrize("code", sorted(READ_IN_SOURCE))
@@ -46,8 +57,14 @@ def test_a_file_belongs_to_a_check() -> None:
     assert {path.with_suffix("").relative_to(CHECKS).as_posix() for path in FILES} <= known
 
 
-def _findings(entry: Path) -> list[Finding]:
-    script = read_script(entry)
+def fired_without_words(script: Script) -> Iterator[str]:
+    """Yield the checks that fire on a script though it lacks all of their trigger words."""
+    for code, words in READ_IN_SOURCE.items():
+        if not uses_part(script, words) and next(iter(import_module(BUILT_IN[code]).in_source(script)), None):
+            yield code
+
+
+def _findings(script: Script) -> list[Finding]:
     assert not script.notes
     entries = [described for described in read_catalogue().entries if described.code in READ_IN_SOURCE]
     results = run_checks(entries, script, None, static=True)

@@ -36,8 +36,11 @@ def test_a_sample_of_damaged_files_is_answered_well(originals: Path, tmp_path: P
     assert len(found) == OFTEN
 
 
-def test_a_wrong_answer_is_told(originals: Path, tmp_path: Path) -> None:
-    made = msgspec.structs.replace(case(0, SEED, originals, tmp_path), may_read=False)
+def test_a_wrong_answer_is_told(tmp_path: Path) -> None:
+    (tmp_path / "originals").mkdir()
+    (tmp_path / "originals" / "baseline.json").write_text("{}")
+    of_a_baseline = case(0, SEED, tmp_path / "originals", tmp_path)
+    made = msgspec.structs.replace(of_a_baseline, may_read=False)
     before = tree(tmp_path)
     (tmp_path / "stdout").write_bytes(b"\x1b[2J\n ::error::x\n")
     (tmp_path / "stderr").write_bytes(b"error: " + b"k" * 2_000)

@@ -16,7 +16,7 @@ from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
 from tests.equivalence import against, cases, contrastive, correct, counted, own_data, sharded
 from tests.equivalence.cases import Case
-from tests.equivalence.forks import rehearse
+from tests.forks import rehearse
 
 FACTOR_WITHIN = 0.02
 SHARDED = (*sharded.FAULTS, *sharded.CORRECT, *against.FAULTS, *against.CORRECT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.check_command import check
+from tests.forks import check
 
 SCRIPT = """
 import torch
@@ -66,8 +66,8 @@ dist.destroy_process_group()
 
 def test_totals_that_take_in_earlier_sums_are_named_once_a_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    code, report = check("--select", "DDP317", "--no-equivalence", "train.py", cwd=tmp_path)
-    assert (report["rehearsal"]["status"], code) == ("completed", 1), report["rehearsal"]
+    report = check(tmp_path / "train.py", select=["DDP317"])
+    assert (report["rehearsal"]["status"], report["exit_code"]) == ("completed", 1), report["rehearsal"]
     lines = SCRIPT.splitlines()
     named = {lines[finding["locations"][0]["line"] - 1].partition("# ")[2] for finding in report["findings"]}
     assert (named, len(report["findings"])) == ({"wrong"}, 2)

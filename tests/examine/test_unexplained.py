@@ -12,6 +12,7 @@ from ddpdoctor.examine.missing_modules import lacking_packages, module_hint
 from ddpdoctor.examine.rehearsal_result import ARGUMENTS_HINT, hint_for
 from ddpdoctor.record.model import Job, RankException
 from ddpdoctor.source.script.script import read_script
+from tests import forks
 from tests.check_command import check
 
 SCRIPT = """
@@ -143,6 +144,6 @@ def test_a_scikit_is_named_as_the_project_names_it(tmp_path: Path, monkeypatch: 
 )
 def test_a_name_of_the_wrapper_that_is_asked_of_the_bare_module_is_told(fails: str, told: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("{fails}", fails))
-    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    report = forks.check(tmp_path / "train.py")
     found = [finding["severity"] for finding in report["findings"] if finding["code"] == "DDP604"]
     assert found == ["error"] * told, report["findings"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.check_command import check
+from tests.forks import check
 
 SCRIPT = """
 import torch
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 def test_the_ranks_that_change_parameters_beside_the_optimizer_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    _, report = check("--select", "DDP208", "--no-equivalence", "train.py", cwd=tmp_path)
+    report = check(tmp_path / "train.py", select=["DDP208"])
     assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
     (finding,) = report["findings"]
     # The source knows the line, and the run what came of it and between which steps.

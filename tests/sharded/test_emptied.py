@@ -10,8 +10,8 @@ import pytest
 
 from ddpdoctor.checks.gradients import uninitialised_parameters
 from ddpdoctor.record.streams.training import Uninitialised
-from tests.check_command import check
 from tests.checks.replicas import Replicas
+from tests.forks import check
 from tests.sharded.emptied import Job
 from tests.sharded.emptied_right import RIGHT
 from tests.sharded.emptied_wrong import WRONG
@@ -23,9 +23,9 @@ EMPTY_LINE, FORWARD_LINE = 12, 20
 def examined(job: Job, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The report, and its findings of this check."""
     job.write(folder)
-    code, report = check("--select", NAME, "train.py", cwd=folder)
+    report = check(folder / "train.py", select=[NAME])
     assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
-    assert code == (1 if job.found else 0)
+    assert report["exit_code"] == (1 if job.found else 0)
     return report, report["findings"]
 
 

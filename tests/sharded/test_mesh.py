@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.check_command import check
+from tests import check_command, forks
 
 SCRIPT = """
 import os
@@ -86,36 +86,32 @@ ACROSS = {
         "whole =",
     ),
 }
-WITHIN = {
+WITHIN: dict[str, tuple[str, dict[str, Any]]] = {
     "in order": (
         'model = fully_shard(build(), mesh=init_device_mesh("cpu", (2, per_node), mesh_dim_names=names))',
-        "--layout",
-        "2x2",
+        {"layout": "2x2"},
     ),
-    "turned, on one node": (f"{TURNED}\nmodel = fully_shard(build(), mesh=mesh)", "--nproc", "4"),
-    "no replicas": ("model = fully_shard(build())", "--layout", "2x2"),
+    "turned, on one node": (f"{TURNED}\nmodel = fully_shard(build(), mesh=mesh)", {"nproc": 4}),
+    "no replicas": ("model = fully_shard(build())", {"layout": "2x2"}),
     "no room on a node": (
         'model = fully_shard(build(), mesh=DeviceMesh("cpu", [[0, 1, 2, 3]], mesh_dim_names=names))',
-        "--layout",
-        "2x2",
+        {"layout": "2x2"},
     ),
     "nodes of one rank": (
         'model = fully_shard(build(), mesh=DeviceMesh("cpu", torch.arange(world).view(2, 2).T, mesh_dim_names=names))',
-        "--layout",
-        "4x1",
+        {"layout": "4x1"},
     ),
     "the wrapper, in order": (
         'model = wrapped(device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names))',
-        "--layout",
-        "2x2",
+        {"layout": "2x2"},
     ),
 }
 
 
-def examined(made: str, folder: Path, *options: str) -> tuple[list[str], list[dict[str, Any]]]:
+def examined(made: str, folder: Path, **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """The lines of a script, and what a rehearsal shows of its meshes; advice from the source is left out."""
     text = SCRIPT.replace("{made}", indent(dedent(made).strip(), "    "))
-    if "stand-in" in options:
+    if "device" in options:
         for ours, of_gpu in (
             ('"gloo"', '"nccl"'),
             ('"cpu"', '"cuda"'),
@@ -123,7 +119,11 @@ def examined(made: str, folder: Path, *options: str) -> tuple[list[str], list[di
         ):
             text = text.replace(ours, of_gpu)
     (folder / "train.py").write_text(text, encoding="utf-8")
-    _, report = check("--select", "DDP413", *options, "train.py", cwd=folder)
+    if "device" in options:
+        of_gpus = ("--layout", options["layout"], "--device", options["device"])
+        report = check_command.check("--select", "DDP413", *of_gpus, "train.py", cwd=folder)[1]
+    else:
+        report = forks.check(folder / "train.py", select=["DDP413"], **options)
     assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
     return text.splitlines(), [one for one in report["findings"] if "rehearsal" in one["basis"]]
 
@@ -131,7 +131,7 @@ def examined(made: str, folder: Path, *options: str) -> tuple[list[str], list[di
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "turned" else pytest.mark.long) for n in ACROSS])
 def test_shards_that_cross_nodes_are_a_warning(name: str, tmp_path: Path) -> None:
     made, place = ACROSS[name]
-    lines, (finding,) = examined(made, tmp_path, "--layout", "2x2")
+    lines, (finding,) = examined(made, tmp_path, layout="2x2")
     assert (finding["severity"], finding["ranks"]) == ("warning", [])
     assert "the shards of " in finding["title"]
     shards, replicas = finding["evidence"][:2]
@@ -143,11 +143,11 @@ def test_shards_that_cross_nodes_are_a_warning(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_the_shards_of_a_gpu_job_are_known_on_the_stand_in(tmp_path: Path) -> None:
-    _, (finding,) = examined(ACROSS["turned"][0], tmp_path, "--layout", "2x2", "--device", "stand-in")
+    _, (finding,) = examined(ACROSS["turned"][0], tmp_path, layout="2x2", device="stand-in")
     assert (finding["code"], finding["evidence"][0]["numbers"]["bytes"] > 0) == ("DDP413", True)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in WITHIN])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "in order" else pytest.mark.long) for n in WITHIN])
 def test_meshes_that_are_laid_out_well_are_not_reported(name: str, tmp_path: Path) -> None:
-    made, *options = WITHIN[name]
-    assert examined(made, tmp_path, *options)[1] == []
+    made, options = WITHIN[name]
+    assert examined(made, tmp_path, **options)[1] == []

@@ -98,7 +98,7 @@ def chapters_of(directory: Path, steps: int, specs: Sequence[str], python: str =
         logs = "\n".join(log.read_text()[-2_000:] for log in sorted(directory.glob("logs/**/stderr.log")))
         raise RuntimeError(f"the chapters were not trained to their end:\n{told.stderr[-2_000:]}\n{logs}")
     true = [json.loads(Path(f"{output}.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
-    record = _record(run)
+    record = record_in(run)
     first, chapters = 1 + steps, list[Chapter]()
     for at, spec in enumerate(specs, 1):
         chapters.append(
@@ -128,7 +128,8 @@ def ms(nanoseconds: float | None) -> float:
     return -1.0 if nanoseconds is None else nanoseconds / 1e6
 
 
-def _record(run: Path) -> RunRecord:
+def record_in(run: Path) -> RunRecord:
+    """Read a run that has ended."""
     live = LiveRun(run, read_plan(run))
     try:
         live.look(time.time_ns())

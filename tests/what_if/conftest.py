@@ -51,14 +51,8 @@ def _profiled(ddpdoctor: Ddpdoctor, place: Path, name: str, spec: str) -> Path:
 
 @pytest.fixture(scope="session")
 def late_run(ddpdoctor: Ddpdoctor, place: Path) -> Path:
-    """A recorded run of two real ranks, of which the second is late."""
-    return _profiled(ddpdoctor, place, "late", "late")
-
-
-@pytest.fixture(scope="session")
-def very_late_run(ddpdoctor: Ddpdoctor, place: Path) -> Path:
-    """The same job, of which the second rank is so late that a busy machine does not hide it."""
-    return _profiled(ddpdoctor, place, "very-late", "late:late_ms=200")
+    """A recorded run of two real ranks, of which the second is so late that a busy machine does not hide it."""
+    return _profiled(ddpdoctor, place, "late", "late:late_ms=200")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,14 +14,13 @@ import msgspec
 
 from ddpdoctor.diagnosis.steps import between
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.reader import read_plan
 from ddpdoctor.what_if.observed import FEWEST_STEPS, observe
 from ddpdoctor.what_if.scenario import Model
 from ddpdoctor.what_if.settings import parse
 from tests.jobs_of_tests import kill_marked, marked
+from tests.truth.measure import record_in
 from tests.what_if.training import WARM_UP
 
 MOST_CHAPTERS = 64
@@ -95,7 +93,7 @@ def run_rounds(directory: Path, ranks: int, steps: int, specs: Sequence[str], ro
     if not all(Path(f"{output}.{rank}").exists() for rank in range(ranks)):
         raise RuntimeError(f"the chapters were not trained to their end:\n{told.stderr[-4_000:]}")
     true = [json.loads(Path(f"{output}.{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
-    record = _record(run)
+    record = record_in(run)
     return [
         Done(
             spec=spec,
@@ -140,12 +138,3 @@ def pairs_of(base: Done, ranks: int, changed: Iterable[tuple[str, Done]]) -> lis
             )
         )
     return found
-
-
-def _record(run: Path) -> RunRecord:
-    live = LiveRun(run, read_plan(run))
-    try:
-        live.look(time.time_ns())
-        return live.look(time.time_ns())
-    finally:
-        live.close()

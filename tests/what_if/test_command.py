@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.what_if.conftest import Ddpdoctor
+
+_TAGS = re.compile(r"<[^>]+>")
 
 
 def test_the_straggler_of_a_real_run_is_worth_most_and_the_changed_run_bears_it_out(
@@ -72,3 +76,49 @@ def test_a_run_of_a_newer_version_is_refused(ddpdoctor: Ddpdoctor, place: Path) 
     told = ddpdoctor("what-if", str(newer))
     assert told.returncode == 2
     assert "newer ddpdoctor" in told.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "what-if"])
+def test_a_comparison_and_a_prediction_are_written_as_every_report(
+    command: str, ddpdoctor: Ddpdoctor, late_run: Path, even_run: Path, tmp_path: Path
+) -> None:
+    runs = (str(late_run), str(even_run))[: 2 if command == "compare" else 1]
+    text, page, machine = tmp_path / "a.txt", tmp_path / "a.html", tmp_path / "a.json"
+    written = ("-o", str(text), "--report", f"html={page}", "--report", f"json={machine}")
+    told = ddpdoctor(command, *runs, *written)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == ""
+    assert "step" in text.read_text()
+    shown = html.unescape(_TAGS.sub(" ", page.read_text()))
+    assert "<script" not in page.read_text()
+    figures = [word for word in text.read_text().partition("\n[ddpdoctor")[0].split() if word[:1].isdigit()]
+    assert len(figures) > 20
+    assert [word for word in figures if word not in shown] == [], "the page says less than the text"
+    assert json.loads(machine.read_text())["tool"]["name"] == "ddpdoctor"
+    assert ddpdoctor(command, *runs, *written).returncode == 0, "a report of ours is replaced"
+    text.write_text("mine")
+    refused = ddpdoctor(command, *runs, *written)
+    assert refused.returncode == 2 and "--force" in refused.stderr
+    assert ddpdoctor(command, *runs, *written, "--force").returncode == 0
+
+
+def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, late_run: Path, even_run: Path) -> None:
+    slower = ddpdoctor("compare", str(even_run), str(late_run))
+    assert slower.returncode == 1, slower.stderr
+    assert slower.stdout.startswith("SLOWER")
+    assert "straggler (DDP403)" in slower.stdout
+    faster = ddpdoctor("compare", str(late_run), str(even_run), "--output-format", "json")
+    assert faster.returncode == 0
+    told = json.loads(faster.stdout)
+    assert not told["regression"]
+    assert told["step"]["high"] < 1
+    assert "DDP403" in [finding["code"] for finding in told["findings_gone"]]
+    assert "arguments" in [entry["name"] for entry in told["settings"]]
+    assert ddpdoctor("compare", str(even_run), str(late_run), "--allowed-growth", "900%").returncode == 0
+
+
+def test_a_run_compared_with_itself_has_not_changed(ddpdoctor: Ddpdoctor, late_run: Path) -> None:
+    told = ddpdoctor("compare", str(late_run), str(late_run))
+    assert told.returncode == 0
+    assert told.stdout.startswith("NO CHANGE")
+    assert ddpdoctor("compare", str(late_run), "nowhere/run").returncode == 2

@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import html
-import json
-import re
-from pathlib import Path
-
 import pytest
 
 from ddpdoctor.diagnosis.performance.run_comparison import TooShort, compare
@@ -12,10 +7,7 @@ from ddpdoctor.record.streams.training import Loader
 from ddpdoctor.report import blocks
 from ddpdoctor.report.run import compare_text
 from tests.diagnosis.measured_job import MeasuredJob
-from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.records import EVEN, bucketed, record_of
-
-_TAGS = re.compile(r"<[^>]+>")
 
 
 def noisy(forward_ms: float, steps: int = 120, seed: int = 0) -> MeasuredJob:
@@ -71,53 +63,7 @@ def test_steps_of_other_work_are_said_to_be_no_comparison() -> None:
     assert "not the same work: the runs differ in batch size" in blocks.rendered(page, 100, colour=False)
 
 
-@pytest.mark.parametrize("command", ["compare", "what-if"])
-def test_a_comparison_and_a_prediction_are_written_as_every_report(
-    command: str, ddpdoctor: Ddpdoctor, late_run: Path, even_run: Path, tmp_path: Path
-) -> None:
-    runs = (str(late_run), str(even_run))[: 2 if command == "compare" else 1]
-    text, page, machine = tmp_path / "a.txt", tmp_path / "a.html", tmp_path / "a.json"
-    written = ("-o", str(text), "--report", f"html={page}", "--report", f"json={machine}")
-    told = ddpdoctor(command, *runs, *written)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout == ""
-    assert "step" in text.read_text()
-    shown = html.unescape(_TAGS.sub(" ", page.read_text()))
-    assert "<script" not in page.read_text()
-    figures = [word for word in text.read_text().partition("\n[ddpdoctor")[0].split() if word[:1].isdigit()]
-    assert len(figures) > 20
-    assert [word for word in figures if word not in shown] == [], "the page says less than the text"
-    assert json.loads(machine.read_text())["tool"]["name"] == "ddpdoctor"
-    assert ddpdoctor(command, *runs, *written).returncode == 0, "a report of ours is replaced"
-    text.write_text("mine")
-    refused = ddpdoctor(command, *runs, *written)
-    assert refused.returncode == 2 and "--force" in refused.stderr
-    assert ddpdoctor(command, *runs, *written, "--force").returncode == 0
-
-
 def test_a_run_that_is_too_short_is_named() -> None:
     with pytest.raises(TooShort) as told:
         compare(record_of(bucketed(2, 60)), record_of(bucketed(2, 10)))
     assert (told.value.position, told.value.steps) == (1, 7)
-
-
-def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, very_late_run: Path, even_run: Path) -> None:
-    slower = ddpdoctor("compare", str(even_run), str(very_late_run))
-    assert slower.returncode == 1, slower.stderr
-    assert slower.stdout.startswith("SLOWER")
-    assert "straggler (DDP403)" in slower.stdout
-    faster = ddpdoctor("compare", str(very_late_run), str(even_run), "--output-format", "json")
-    assert faster.returncode == 0
-    told = json.loads(faster.stdout)
-    assert not told["regression"]
-    assert told["step"]["high"] < 1
-    assert "DDP403" in [finding["code"] for finding in told["findings_gone"]]
-    assert "arguments" in [entry["name"] for entry in told["settings"]]
-    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allowed-growth", "900%").returncode == 0
-
-
-def test_a_run_compared_with_itself_has_not_changed(ddpdoctor: Ddpdoctor, late_run: Path) -> None:
-    told = ddpdoctor("compare", str(late_run), str(late_run))
-    assert told.returncode == 0
-    assert told.stdout.startswith("NO CHANGE")
-    assert ddpdoctor("compare", str(late_run), "nowhere/run").returncode == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from ddpdoctor.source.interpreter.attributes import makes_model
 from ddpdoctor.source.interpreter.state import Machine
@@ -126,6 +126,9 @@ def item_at(value: Value, key: object) -> Value:
             for name, entry in container.entries:
                 if name == key:
                     return entry
+        if isinstance(container, OneOf):
+            options = [of_one(option) for option in container.options if option != NONE]
+            return reduce(partial(join, varying=container.varying), options) if options else UNIFORM
         text = container.value if isinstance(container, Const) else None
         if isinstance(text, str) and isinstance(key, int) and -len(text) <= key < len(text):
             return Const(text[key])
@@ -367,21 +370,34 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
     return SequenceValue((item,), open=True)
 
 
+MAXIMUM_ITEMS = 20
+"""Of a list whose items are looked at one by one."""
 OF_PROJECT = (Function, Instance, Partial, ProjectClass)
 
 
-def _kept_apart(items: Sequence[Value]) -> Value | None:
-    """Return one of some objects and functions of the project, or of pairs that hold them; None for other items."""
-    if any(isinstance(item, OF_PROJECT) for item in items):
-        return reduce(join, items) if all(isinstance(item, (*OF_PROJECT, External)) for item in items) else None
+def columns_of(items: Sequence[Value]) -> list[tuple[Value, ...]]:
+    """Return the columns of a table that is written out: rows of one length; nothing of other items."""
     rows = [item.values for item in items if isinstance(item, SequenceValue) and not item.open]
-    if not rows or len(rows) < len(items) or len({len(row) for row in rows}) > 1:
-        return None
-    columns = list(zip(*rows, strict=True))
-    kept = [_kept_apart(column) for column in columns]
-    if not any(kept):
-        return None
-    return SequenceValue(tuple(one or derived(column) for one, column in zip(kept, columns, strict=True)))
+    alike = len(rows) == len(items) and len({len(row) for row in rows}) == 1
+    return list(zip(*rows, strict=True)) if alike else []
+
+
+def known_items(value: Value) -> tuple[Value, ...]:
+    """Return the items of a list that is written out and not long; nothing of another value."""
+    known = isinstance(value, SequenceValue) and not value.open and len(value.values) <= MAXIMUM_ITEMS
+    return value.values if known else ()  # type: ignore[union-attr]
+
+
+def one_of(items: Sequence[Value]) -> Value:
+    """Return what stands for any of some items: one of objects and functions of the project, or of rows of such."""
+    if any(isinstance(item, OF_PROJECT) for item in items):
+        return (
+            reduce(join, items) if all(isinstance(item, (*OF_PROJECT, External)) for item in items) else derived(items)
+        )
+    if items and all(isinstance(item, ExternalObject) and item.name == DATA_LOADER for item in items):
+        return reduce(join, items)
+    columns = columns_of(items)
+    return SequenceValue(tuple(map(one_of, columns))) if columns else derived(items)
 
 
 def item_of(entry: Value) -> Value:
@@ -389,7 +405,7 @@ def item_of(entry: Value) -> Value:
     if isinstance(entry, SequenceValue):
         if len(entry.values) == 1:
             return entry.values[0]
-        return _kept_apart(entry.values) or derived(entry.values)
+        return one_of(entry.values)
     if isinstance(entry, ExternalObject) and entry.name == DATA_LOADER:
         return Unknown(varying=True, tags=frozenset({("batch", entry.number)}), not_none=True)
     if isinstance(entry, OneOf):

@@ -37,13 +37,16 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    constant,
     derived,
     is_varying,
     merged_results,
+    stamped,
     tagged,
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
+from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PIECES
 from ddpdoctor.source.ranks.launches import runs_given
 from ddpdoctor.source.ranks.random_numbers import drawn, of_unread
 from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, reduced
@@ -53,11 +56,12 @@ from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
 from ddpdoctor.source.torch_model.external_objects import make_sampler
-from ddpdoctor.source.torch_model.recorded_calls import bare_forward, note_absent, note_own_step
+from ddpdoctor.source.torch_model.recorded_calls import RESULT, bare_forward, note_absent, note_own_step
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    ENGINE,
     FIRST_RANK_DECORATORS,
     PREPARING_DATASETS,
     PROCESSES,
@@ -126,14 +130,17 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
-        return drawn(machine, node, function, function.name, given, result)
+        result = drawn(machine, node, function, function.name, given, result)
+        result = _ordered(machine, node, function.name, given, result)
+        return _in_form(function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(given.positional)
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
         result = reduced(machine, node, function.name, function.receiver, given, result)
-        return drawn(machine, node, function, function.name, given, result)
+        result = drawn(machine, node, function, function.name, given, result)
+        return _in_form(function.name, given, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, given)
         if function.receiver is not None and machine.wrapped:
@@ -168,6 +175,28 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
     return Unknown(result.varying, opaque=True, tags=result.tags)
 
 
+# Functions that put their argument in a random order, or return such an order.
+_SHUFFLES = frozenset({"random.shuffle", "numpy.random.shuffle"})
+_ORDERS = frozenset({"random.sample", "numpy.random.permutation", "torch.randperm"})
+
+
+def _ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result: Value) -> Value:
+    """Return the result of a library function, marked where it draws an order, or cuts what has one into pieces."""
+    if name in _ORDERS:
+        return tagged(result, frozenset({(ORDER, machine.object_number(node))}))
+    if name in _SHUFFLES and given.positional and isinstance(node, ast.Call) and node.args:
+        drawn = frozenset({(ORDER, machine.object_number(node))})
+        overwrite(machine, node.args[0], tagged(given.positional[0], drawn))
+    if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
+        return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
+    return result
+
+
+def _in_form(name: str, given: Arguments, result: Value) -> Value:
+    first = constant(given.positional[0]) if given.positional else ""
+    return stamped(result, name.rpartition(".")[2], first)
+
+
 def _call_instance(machine: Machine, node: ast.AST, value: Instance, given: Arguments) -> Value:
     method = class_attribute(machine, value.cls, "__call__")
     if not isinstance(method, Function) and _worth_calling(machine, value):
@@ -200,7 +229,8 @@ def _call_built(machine: Machine, node: ast.AST, value: ExternalObject, given: A
         return call_wrapped(machine, node, value, given)
     if value.name == _NAMED_TUPLE and given.named and given.complete and not given.positional:
         return DictValue(tuple(given.named.items()))  # Its fields are read by their names.
-    return _after_forward(machine, node, value, given, derived(given.values))
+    result = derived(given.values, frozenset({RESULT} if value.name == ENGINE else ()))
+    return _after_forward(machine, node, value, given, result)
 
 
 def construct(machine: Machine, node: ast.AST, cls: ProjectClass, given: Arguments) -> Value:

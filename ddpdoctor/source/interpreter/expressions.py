@@ -55,6 +55,7 @@ from ddpdoctor.source.interpreter.values import (
     on_rank,
     only_of_files,
     per_rank,
+    stamped,
     tagged,
     tags_of,
     truth,
@@ -322,7 +323,8 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
     plain = True
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
-            parts.append(text_of(machine, evaluate(machine, part.value)))
+            form = constant(evaluate(machine, part.format_spec)) if part.format_spec is not None else ""
+            parts.append(stamped(text_of(machine, evaluate(machine, part.value)), "strftime", form))
             plain = plain and part.conversion == -1 and part.format_spec is None
         else:
             parts.append(evaluate(machine, part))

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from ddpdoctor.source.events import OwnTest, Sinks
-from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, item_of
+from ddpdoctor.source.interpreter.assignment import (
+    OF_PROJECT,
+    assign_to,
+    columns_of,
+    item_at,
+    item_of,
+    known_items,
+)
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -37,8 +44,6 @@ from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.rank_local_values import own_test, with_keys
 from ddpdoctor.source.script.module import deep_recursion, descend, last_name
 
-MAXIMUM_ITEMS = 20
-"""Of a list whose items are looked at one by one."""
 MAXIMUM_PHASES = 4
 # Functions that make no object.
 _READING = frozenset({"int", "str", "float", "get", "getenv"})
@@ -64,18 +69,37 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Value, .
     """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
 
     Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
+    The turns may be those of ``enumerate``, of ``zip``, or of rows that are written out.
     So are the turns over functions or objects that ranks have in other orders, or others of them.
     """
     if isinstance(iterable, PerRank):
         return _own_turns(statement, iterable)
-    items = iterable.values if isinstance(iterable, SequenceValue) and not iterable.open else ()
-    named = tuple(item for item in items if isinstance(item, Const) and isinstance(item.value, str))
-    if not 1 < len(named) == len(items) <= MAXIMUM_PHASES or not isinstance(statement.target, ast.Name):
+    items = known_items(iterable)
+    named = _named_constants(statement.target, items)
+    if not 1 < len(items) <= MAXIMUM_PHASES or not named or _is_left_early(statement.body):
         return ()
-    name, inside = statement.target.id, [node for part in statement.body for node in descend(part)]
-    asks = any(isinstance(node, ast.Compare) and _is_name(node.left, name) for node in inside)
+    inside = [node for part in statement.body for node in descend(part)]
+    asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    return named if asks and has_loop and not _is_left_early(statement.body) else ()
+    keys = any(isinstance(node, ast.Subscript) and _makes_entry(node, named) for node in inside)
+    return items if (asks and has_loop) or keys else ()
+
+
+def _makes_entry(node: ast.Subscript, names: Set[str]) -> bool:
+    return isinstance(node.ctx, ast.Store) and any(_is_name(node.slice, name) for name in names)
+
+
+def _named_constants(target: ast.expr, items: Sequence[Value]) -> set[str]:
+    """Return the variables of a loop that get a constant in each of its turns."""
+    if isinstance(target, ast.Name):
+        return {target.id} if all(isinstance(item, Const) for item in items) else set()
+    pairs = zip(getattr(target, "elts", ()), columns_of(items), strict=False)
+    return {name for part, column in pairs for name in _named_constants(part, column)}
+
+
+def _asks(node: ast.Compare | ast.If | ast.IfExp, names: Set[str]) -> bool:
+    tested = node.left if isinstance(node, ast.Compare) else node.test
+    return any(_is_name(tested, name) for name in names)
 
 
 def _own_turns(statement: ast.For | ast.AsyncFor, iterable: PerRank) -> tuple[Value, ...]:
@@ -101,7 +125,10 @@ def _is_left_early(body: Sequence[ast.stmt]) -> bool:
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    return items_of(machine, node, machine.evaluate(machine, node))
+    value = machine.evaluate(machine, node)
+    if isinstance(value, DictValue) and value.entries:
+        return SequenceValue(tuple(Const(key) for key, _ in value.entries))
+    return items_of(machine, node, value)
 
 
 def item_aside(machine: Machine, dataset: Instance) -> Value:
@@ -140,7 +167,10 @@ def _item_aside(machine: Machine, dataset: Instance) -> Value:
 
 
 def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
-    """Return the list, set or generator of a comprehension, with any number of items."""
+    """Return the list, set or generator of a comprehension, with any number of items where they are not known."""
+    turns = _turns_of(machine, node.generators, node.elt)
+    if turns:
+        return SequenceValue(tuple(_each_turn(machine, node.generators[0], turns, node.elt)))
     value = _in_generators(machine, node.generators, lambda: machine.evaluate(machine, node.elt))
     return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
@@ -150,9 +180,13 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
 
     Of another one the keys are not known: reading it gives its values.
     """
-    written = _written_out(machine, node)
-    if written is not None:
-        return written
+    turns = _turns_of(machine, node.generators, node.value)
+    pairs = ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
+    items = list(_each_turn(machine, node.generators[0], turns, pairs))
+    entries = {constant(item_at(item, 0)): item_at(item, 1) for item in items}
+    if items:
+        known = all(isinstance(key, (str, int)) for key in entries)
+        return DictValue(tuple(entries.items())) if known else derived(entries.values())
 
     def pair() -> Value:
         key = machine.evaluate(machine, node.key)
@@ -161,31 +195,33 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
     return derived((_in_generators(machine, node.generators, pair),))
 
 
-def _written_out(machine: Machine, node: ast.DictComp) -> Value | None:
-    """Return the dict that a comprehension makes of a few constants; None where it goes over anything else."""
-    generator = node.generators[0]
-    if len(node.generators) > 1 or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
-        return None
-    calls = (inner for inner in descend(node.value) if isinstance(inner, ast.Call))
-    if any(last_name(call.func) not in _READING for call in calls):
-        return None  # What is made by one call is one object, whatever the item.
-    items = machine.evaluate(machine, generator.iter)
-    if not isinstance(items, SequenceValue) or items.open or len(items.values) > MAXIMUM_ITEMS:
-        return None
-    if not all(isinstance(item, Const) for item in items.values):
-        return None
-    entries: dict[object, Value] = {}
-    for item in items.values:
-        assign_to(machine, generator.target, item)
-        key = constant(machine.evaluate(machine, node.key))
-        if not isinstance(key, (str, int)):
-            return None
-        entries[key] = machine.evaluate(machine, node.value)
-    return DictValue(tuple(entries.items()))
+def _turns_of(machine: Machine, generators: list[ast.comprehension], result: ast.expr) -> tuple[Value, ...]:
+    """Return the turns of a comprehension over a few constants, and of one that calls something over fewer."""
+    generator, *others = generators
+    if others or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
+        return ()
+    turns = known_items(machine.evaluate(machine, generator.iter))
+    calls = (inner for inner in descend(result) if isinstance(inner, ast.Call))
+    few = len(turns) <= MAXIMUM_PHASES or all(last_name(call.func) in _READING for call in calls)
+    return turns if few and all(isinstance(item, Const) for item in turns) else ()
 
 
-def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
-    """Evaluate a comprehension's result once, as the body of a loop; items that no rank has are uniform.
+def _each_turn(
+    machine: Machine, generator: ast.comprehension, turns: Sequence[Value], result: ast.expr
+) -> Iterator[Value]:
+    """Yield what a comprehension gives in each of its turns; what a call makes in each is an object of its own."""
+    for number, item in enumerate(turns):
+        machine.phases.append(number)
+        try:
+            yield _in_generators(machine, [generator], lambda: machine.evaluate(machine, result), item)
+        finally:
+            machine.phases.pop()
+
+
+def _in_generators(
+    machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value], one: Value | None = None
+) -> Value:
+    """Evaluate a comprehension's result once, as the body of a loop, for one item or what stands for any.
 
     Its variables are its own: what the function has by their names is there again after it.
     """
@@ -196,7 +232,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
 
     def turn() -> None:
         for number, generator in enumerate(generators):
-            item, _, _ = iterated(machine, opened(machine, generator.iter))
+            item = iterated(machine, opened(machine, generator.iter))[0] if one is None else one
             if number == 0:
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
@@ -204,7 +240,7 @@ def _in_generators(machine: Machine, generators: list[ast.comprehension], result
                 own.append(own_test(machine, condition, machine.evaluate(machine, condition)))
         found.append(tagged(result(), frozenset({OWN_ROWS})) if any(own) else result())
 
-    machine.add_loop(machine.collect(turn), [None] * len(RANKS), generators[0].iter)
+    machine.add_loop(machine.collect(turn), [None if one is None else 1] * len(RANKS), generators[0].iter)
     machine.store.put({cell: value for cell, value in hidden.items() if value is not None})
     return found[0]
 

@@ -216,6 +216,10 @@ class Memory:
             self.objects[key] = self.number()
         return self.objects[key]
 
+    def numbers_of(self, node: ast.AST) -> set[int]:
+        """Return the numbers of what a call makes, one a call chain."""
+        return {number for key, number in self.objects.items() if key[0] is node}
+
     def maker_of(self, number: int) -> object:
         """Return the node that made an object of the project; None for what is none."""
         return next((key[0] for key, known in self.objects.items() if known == number), None)
@@ -410,7 +414,7 @@ class Walks:
         """Walks that ended: a recursive function is in the middle of others."""
         self.steps = 0
         self.kept = False
-        """Some walk is certain to be kept: it is in no turn of a loop that may be taken back."""
+        """The last walk is certain to be kept: it is in no turn of a loop that may be taken back."""
         self.silent = True
         """No walk ran a collective."""
         self.alike = True
@@ -471,7 +475,7 @@ class Effort:
             return
         walks.steps += steps
         walks.ended += 1
-        walks.kept = walks.kept or not self.trials
+        walks.kept = not self.trials
         walks.given[of_batch] = walks.given.get(of_batch, 0) + (1 if self.trials else WALKS_GIVEN)
         walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
@@ -482,7 +486,7 @@ class Effort:
             walks.alike = False
 
     def take_back(self) -> None:
-        """Leave one more walk to each function of which none was kept: what it did is taken back with its loop."""
+        """Leave one more walk to each function of which the last was taken back with its loop."""
         for walks in self.walks.values():
             if not walks.kept:
                 walks.ended = min(walks.ended, ALIKE_WALKS - 1)

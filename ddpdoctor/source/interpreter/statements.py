@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
-from ddpdoctor.source.interpreter.assignment import assign_to, forget
+from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, forget, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
@@ -28,6 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     Instance,
     ProjectClass,
+    SequenceValue,
     Unknown,
     Value,
     by_rank,
@@ -114,10 +115,11 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
         around = LoopAround(statement, machine.frame.module, iterable, once, whole)
         own = own_iterable(machine, statement.iter, iterable)
 
-        if _is_unread(statement.iter, item):
-            item = tagged(item, frozenset({UNREAD_ITEM}))
-            if isinstance(item, Unknown) and _feeds_a_model(machine, statement):
-                item = Unknown(True, item.opaque, item.tags | {TRAINED_ITEM}, item.not_none)
+        if (columns := columns_of(known_items(iterable))) and isinstance(item, SequenceValue):
+            parts = zip(columns, item.values, strict=True)
+            item = SequenceValue(tuple(_marked(machine, statement, part, column) for column, part in parts))
+        else:
+            item = _marked(machine, statement, item, known_items(iterable))
 
         def turn() -> None:
             assign_to(machine, statement.target, item)
@@ -160,10 +162,16 @@ def _gone_over(module: Module, iterable: ast.expr) -> ast.expr:
     return iterable
 
 
-def _is_unread(iterated: ast.expr, item: Value) -> bool:
-    """Return whether nothing is known of an item, and it is no number that a loop counts with."""
-    counts = isinstance(iterated, ast.Call) and last_name(iterated.func) == "range"
-    return isinstance(item, Unknown) and not item.varying and item.tags <= {COUNTED} and not counts
+def _marked(machine: Machine, loop: ast.For | ast.AsyncFor, item: Value, items: Sequence[Value]) -> Value:
+    """Return what stands for some items, marked where nothing is known of them and they are no counts."""
+    counts = isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range"
+    if counts or not isinstance(item, Unknown) or item.varying or item.tags - {COUNTED}:
+        return item
+    if items and not any(isinstance(one, (Unknown, BoundMethod)) for one in items):
+        return item
+    if not _feeds_a_model(machine, loop):
+        return tagged(item, frozenset({UNREAD_ITEM}))
+    return Unknown(True, item.opaque, item.tags | {UNREAD_ITEM, TRAINED_ITEM}, item.not_none)
 
 
 def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Value, number: int) -> None:

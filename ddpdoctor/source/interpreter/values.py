@@ -31,6 +31,10 @@ MEMBERS: Tag = ("members", 0)
 """Of a collection with a length that depends on what is in it."""
 
 
+CLOCK: Tag = ("clock", 0)
+"""Of a time."""
+STAMP: Tag = ("clock", 1)
+"""Of a time to the second at most, and nothing else that varies: ranks that read the clock together have the same."""
 DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
 OWN_LENGTH: Tag = ("length", 0)
@@ -414,21 +418,37 @@ def options_of(value: Value) -> Iterator[Value]:
 
 def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset()) -> Unknown:
     """Return an unknown value computed from others: it varies if one of them does, and has their origins, no length."""
-    varying = False
+    varying = beside = False
     tags = extra
     for value in inputs:
         kind = value.__class__
         if kind is Unknown:
-            varying = varying or value.varying  # type: ignore[union-attr]
+            varies = value.varying  # type: ignore[union-attr]
             more: frozenset[Tag] = value.tags  # type: ignore[union-attr]
         elif kind in _PLAIN:
             continue
         else:
-            varying = varying or is_varying(value)
+            varies = is_varying(value)
             more = tags_of(value)
+        if varies:
+            varying, beside = True, beside or STAMP not in more
         if more and more is not tags:
             tags = tags | more if tags else more
-    return Unknown(varying, tags=tags if tags.isdisjoint(_LENGTHS) else tags - _LENGTHS)
+    tags = tags if tags.isdisjoint(_LENGTHS) else tags - _LENGTHS
+    return Unknown(varying, tags=_beside_ranks(tags) if beside else tags)
+
+
+def _beside_ranks(tags: frozenset[Tag]) -> frozenset[Tag]:
+    """Return the origins of a value that holds more of a rank than a time to the second."""
+    return tags - {STAMP} | {CLOCK} if STAMP in tags else tags
+
+
+def stamped(value: Value, name: str, form: object) -> Value:
+    """Return a time in a form, by ``strftime``, ``int`` or in a text, marked where that leaves no part of a second."""
+    coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
+    if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
+        return value
+    return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)
 
 
 def never_none(value: Value) -> Value:
@@ -544,8 +564,8 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
 
 
 def _vary(value: Value) -> Value:
-    if isinstance(value, Unknown) and not value.varying:
-        return Unknown(True, value.opaque, value.tags, value.not_none)
+    if isinstance(value, Unknown) and not (value.varying and STAMP not in value.tags):
+        return Unknown(True, value.opaque, _beside_ranks(value.tags), value.not_none)
     return value
 
 

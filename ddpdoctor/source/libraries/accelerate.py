@@ -92,7 +92,8 @@ def _is_model(machine: Machine, value: Value, name: str) -> bool:
             return True  # Accelerate leaves a module alone that has nothing to train.
         return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
     if isinstance(value, ExternalObject):
-        return value.name != DDP and MODULE.search(value.name) is not None
+        unread = _MODEL_NAME.search(name) is not None and not value.name.startswith("torch.")
+        return value.name != DDP and (unread or MODULE.search(value.name) is not None)
     unread = isinstance(value, (Unknown, External, OneOf))
     return unread and _MODEL_NAME.search(name) is not None
 

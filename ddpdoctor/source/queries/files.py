@@ -14,6 +14,7 @@ from ddpdoctor.source.events import LONGEST_CONDITION, Event, Guard
 from ddpdoctor.source.interpreter.operators import QUOTIENT
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    STAMP,
     Const,
     ExternalObject,
     PerRank,
@@ -34,6 +35,7 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
+from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
 from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
@@ -298,6 +300,12 @@ def is_one_path(path: Value) -> bool:
         if isinstance(option, ExternalObject) and option.name.startswith(_IN_MEMORY):
             return False
     return not is_varying(path)
+
+
+def is_stamped(path: Value) -> bool:
+    """Return whether a path is another one on each rank by the second at most in which it was made."""
+    own = {tag for tag in tags_of(path) if tag[0] in OWN_KINDS and tag[0] != "files"}
+    return isinstance(path, Unknown) and own == {STAMP}
 
 
 def _guard_that_others_left_by(projection: Projection, event: Event) -> Guard | None:

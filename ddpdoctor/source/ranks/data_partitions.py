@@ -35,13 +35,20 @@ SHARE: Tag = ("share", 0)
 CUT: Tag = ("cut", 0)
 """Of what was cut to a length, or made longer by what was: it may have been made to divide evenly."""
 
+ORDER = "order"
+"""Kind of the tags of what a draw has put in an order; the number is that of the draw."""
+PIECE, PIECES = "piece", "pieces"
+"""Kinds of the tags of what is cut out of such: by a slice of its own, or by one of many."""
+
 _WORLD_WORDS = frozenset(
     {"world_size", "get_world_size", "WORLD_SIZE", "world", "num_replicas", "num_ranks", "n_ranks", "nranks"}
     | {"num_processes", "nprocs", "num_gpus", "ngpus", "ws"}
 )
 # Kinds of the tags of what is a rank's own for another reason than its number.
 _OWN = frozenset({"batch", "ddp", "clock", "files", "random", "own"})
-# Last names of functions that divide into parts of which some are longer.
+DIVIDING = frozenset({"array_split", "tensor_split", "chunk", "split", "hsplit"})
+"""Last names of functions that divide what they are given into parts."""
+# Of these, the ones of which some parts are longer.
 _SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
 # Names of numbers that are divided by the number of ranks and are no amount of data.
 _NO_DATA = regex(r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE)
@@ -69,6 +76,9 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     )
     bounds = [limit for limit in (lower, upper, step) if limit is not None]
     result = derived([container, *bounds], frozenset({SHARE}) if any(map(is_rank, bounds)) else frozenset())
+    if any(kind == ORDER for kind, _ in result.tags):
+        of_many = bool(machine.loops)
+        result = derived((result,), frozenset({(PIECES if of_many else PIECE, machine.object_number(node))}))
     if limits.step is not None and step is not None:
         whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
         if whole and lower is not None and is_rank(lower) and _is_world(limits.step, step):

@@ -44,7 +44,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.data_partitions import PART
+from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.ranks.random_numbers import (
     NUMPYS,
     PYTHONS,
@@ -75,7 +75,7 @@ EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
     "batch", "ddp", "own", "clock", "files", "random", "drawn", "unseeded", "store", "counted", "item", "members",
-    EXTENT, "statistic", "reduced",
+    EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -410,7 +410,10 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name):
         return False
     for loop in machine.loops:
-        target = getattr(loop.around.node, "target", None)
+        iterable, target = loop.around.iterable, getattr(loop.around.node, "target", None)
+        written = isinstance(iterable, SequenceValue) and not iterable.open
+        if written or (isinstance(iterable, Unknown) and not any(kind == "loader" for kind, _ in iterable.tags)):
+            continue  # Parts of a batch, or what was made of it.
         names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)} if target is not None else set()
         if node.id in names and isinstance(target, (ast.Name, ast.Tuple)):
             return any(kind == "batch" for kind, _ in _tags_of_names(machine, node))

@@ -61,7 +61,10 @@ def call_option(machine: Machine, node: ast.AST, function: Value, given: Argumen
         return _each_its_own(machine, node, here, given)
     options = list(options_of(function))
     if isinstance(function, OneOf) and (
-        _is_of_each(machine, node, options) or _all_train(machine, options) or _is_ddp_or_sharded(machine, options)
+        _is_of_each(machine, node, options)
+        or _all_train(machine, options)
+        or _is_ddp_or_sharded(machine, options)
+        or _is_of_project_or_library(options)
     ):
         results: list[Value] = []
 
@@ -256,6 +259,12 @@ def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
         return False
     names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)}
     return any(isinstance(inner, ast.Name) and inner.id in names for inner in descend(node.func))
+
+
+def _is_of_project_or_library(options: Sequence[Value]) -> bool:
+    """Return whether the object of a method is one of the project's or one of a library's: a sampler of either."""
+    owners = [one.receiver for one in options if isinstance(one, (Function, BoundMethod))]
+    return {type(owner) for owner in owners} == {Instance, ExternalObject} and len(owners) == len(options)
 
 
 def _all_train(machine: Machine, options: list[Value]) -> bool:

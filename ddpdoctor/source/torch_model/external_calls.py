@@ -89,7 +89,13 @@ from ddpdoctor.source.torch_model.external_objects import (
     tensor_method,
     type_of,
 )
-from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
+from ddpdoctor.source.torch_model.recorded_calls import (
+    OF_MODELS,
+    RESULT,
+    is_noted_method,
+    note_call,
+    note_method,
+)
 from ddpdoctor.source.vocabulary import (
     COLLECTIVES,
     COMMAND_LINES,
@@ -440,8 +446,11 @@ def _collective(name: str, machine: Machine, node: ast.AST, given: Arguments) ->
                 node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
             )
             if target is not None:
+                held = given.positional[position] if position < len(given.positional) else NONE
+                of_model = any(kind in OF_MODELS for kind, _ in tags_of(held))
+                of_all = tagged(SYNCHRONISED, frozenset({RESULT})) if of_model else SYNCHRONISED
                 of_one = Unknown(True, tags=frozenset({REDUCED})) if whole and short == "reduce" else VARYING
-                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else of_one)
+                overwrite(machine, target, of_all if how.uniform and whole else of_one)
                 if how.uniform and whole and isinstance(target, ast.Name):
                     machine.frame.agreed.add(target.id)
     return SYNCHRONISED

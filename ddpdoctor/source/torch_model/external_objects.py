@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from ddpdoctor.source.events import EventKind
-from ddpdoctor.source.interpreter.assignment import item_at, item_of
+from ddpdoctor.source.interpreter.assignment import columns_of, item_at, item_of, known_items
 from ddpdoctor.source.interpreter.attributes import (
     attribute_of,
     base_names,
@@ -210,6 +210,9 @@ def make_super(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 def make_dict(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the value of ``dict(...)``."""
     first = given.positional[0] if given.positional else DictValue(())
+    keys, *values = columns_of(known_items(first)) or [()]
+    if len(values) == 1 and all(isinstance(key, Const) for key in keys):
+        first = DictValue(tuple((constant(key), value) for key, value in zip(keys, values[0], strict=True)))
     if not isinstance(first, DictValue) or len(given.positional) > 1 or not given.complete:
         return derived([*_values_of_pairs(given.positional), *given.named.values()])
     return DictValue(tuple((dict(first.entries) | dict(given.named)).items()))
@@ -506,6 +509,9 @@ def _zipped(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return tuples for ``zip`` whose parts keep their own origins."""
     if not given.positional or any(isinstance(value, PerRank) for value in given.positional):
         return _same_items("zip", machine, node, given)
+    rows = [known_items(value) for value in given.positional]
+    if all(rows):
+        return SequenceValue(tuple(map(SequenceValue, zip(*rows, strict=False))))
     return SequenceValue((SequenceValue(tuple(item_of(value) for value in given.positional)),), open=True)
 
 
@@ -519,8 +525,11 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
         if isinstance(items, SequenceValue):
             return SequenceValue((SequenceValue((UNIFORM, item_of(items))),), open=True)
     if len(positional) == 1 and isinstance(positional[0], SequenceValue):
-        if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
+        known = known_items(positional[0])
+        if last in {"list", "tuple"} or (last == "tqdm" and (known or _is_zip(positional[0]))):
             return positional[0]
+        if last == "enumerate" and known and not given.named:
+            return SequenceValue(tuple(SequenceValue((Const(number), item)) for number, item in enumerate(known)))
         if last == "enumerate" and _is_zip(positional[0]):
             return SequenceValue((SequenceValue((UNIFORM, positional[0].values[0])),), open=True)
     tags: set[tuple[str, int]] = set()

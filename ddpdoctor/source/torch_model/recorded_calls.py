@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     Instance,
     PerRank,
+    Tag,
     Unknown,
     Value,
     constant,
@@ -41,9 +42,7 @@ def note_call(machine: Machine, node: ast.AST, name: str, given: Arguments) -> N
     """Record a call of an external function; of those of Python itself only the few that checks look at."""
     if name in RECORDED_BUILTINS or not name.startswith("builtins."):
         machine.note("call", name, node, given)
-    elif name in READING_FUNCTIONS and any(
-        kind in ("batch", "ddp") for one in given.positional for kind, _ in tags_of(one)
-    ):
+    elif name in READING_FUNCTIONS and any(_is_computed(one) for one in given.positional):
         machine.note("call", name, node, given, given.positional[0])
     if name.startswith("torch.nn.init.") and name.rpartition(".")[2] not in _FIXED:
         _note_draw(machine, node, given)
@@ -62,10 +61,14 @@ def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
     if name in _DRAWING:
         _note_draw(machine, node, given, receiver)
     if name in READING_METHODS:
-        if any(kind in ("batch", "ddp") for kind, _ in tags_of(receiver)):
+        if _is_computed(receiver):
             machine.note("call", name, node, given, receiver)
     elif name == "cuda" and not given.positional and "device" not in given.named:
         machine.note("call", name, node, given, receiver)
+
+
+def _is_computed(value: Value) -> bool:
+    return any(kind in OF_MODELS or kind == "batch" for kind, _ in tags_of(value))
 
 
 def is_noted_method(name: str) -> bool:
@@ -118,6 +121,12 @@ def _kinds_of_method(name: str) -> tuple[EventKind, ...]:
     if name in TRAINING_METHODS or SEEDING.search(name):
         kinds.append("training")
     return tuple(kinds)
+
+
+RESULT: Tag = ("result", 0)
+"""Of what DeepSpeed's engine, or a collective of the results of a DDP model, gives."""
+OF_MODELS = frozenset({"ddp", RESULT[0]})
+"""Kinds of the tags of what such a model has computed."""
 
 
 # Names of the calls that are recorded for checks.

@@ -11,6 +11,7 @@ import pytest
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsal import rehearse
 from ddpdoctor.record.model import RunRecord
+from tests import forks
 
 Rehearse = Callable[..., RunRecord]
 
@@ -39,5 +40,16 @@ def rehearse_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse
         record = rehearse(request, lambda progress: None)
         assert not list((tmp_path / "state" / "ddpdoctor" / "runs").iterdir()), "the run directory was left behind"
         return record
+
+    return run
+
+
+@pytest.fixture
+def rehearse_on_forks(tmp_path: Path) -> Rehearse:
+    """The same on forks of this process, for what the launcher and the end of a rank have no part in."""
+
+    def run(body: str) -> RunRecord:
+        (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(body))
+        return forks.rehearse(RehearsalRequest(script=tmp_path / "train.py"))
 
     return run

@@ -5,10 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine.one_script import ExamineRequest, examine
+from tests.forks import examine
 
 from .conftest import HEAD
 
@@ -270,7 +268,7 @@ CORRECT = (
 
 
 def examined(
-    parts: tuple[str, str, str], directory: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 200, batch: int = 20
+    parts: tuple[str, str, str], directory: Path, samples: int = 200, batch: int = 20
 ) -> tuple[Examination, list[str]]:
     text = FRAME.replace("SAMPLES", str(samples)).replace("BATCH", str(batch))
     for name, part, depth in zip(("SETUP", "STEP", "AFTER"), parts, (4, 12, 4), strict=True):
@@ -278,9 +276,7 @@ def examined(
         text = text.replace(name, body.replace("\n", "\n" + " " * depth))
     script = directory / "train.py"
     script.write_text(HEAD + text)
-    monkeypatch.chdir(directory)
-    monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
-    return examine(ExamineRequest(target="train.py", time_limit_s=240.0)), script.read_text().splitlines()
+    return examine(script), script.read_text().splitlines()
 
 
 def marked(lines: list[str]) -> set[tuple[str, int]]:
@@ -298,28 +294,28 @@ def heard(examination: Examination) -> set[tuple[str, int]]:
     }
 
 
-def test_what_goes_wrong_without_a_word_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examination, lines = examined(SILENT, tmp_path, monkeypatch)
+def test_what_goes_wrong_without_a_word_is_proved(tmp_path: Path) -> None:
+    examination, lines = examined(SILENT, tmp_path)
     bypass = ("DDP207", next(number for number, line in enumerate(lines, 1) if line.strip() == "loss.backward()"))
     assert heard(examination) == marked(lines) | {bypass}
     assert examination.rehearsal.status == "completed"
 
 
-def test_replicas_that_part_and_models_that_change_are_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examination, lines = examined(PARTED, tmp_path, monkeypatch, samples=24, batch=4)
+def test_replicas_that_part_and_models_that_change_are_proved(tmp_path: Path) -> None:
+    examination, lines = examined(PARTED, tmp_path, samples=24, batch=4)
     assert heard(examination) == marked(lines)
 
 
-def test_correct_twins_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examination, _ = examined(CORRECT, tmp_path, monkeypatch)
+def test_correct_twins_are_silent(tmp_path: Path) -> None:
+    examination, _ = examined(CORRECT, tmp_path)
     assert heard(examination) == set()
     assert examination.rehearsal.status == "completed"
     assert not [finding.title for finding in examination.findings if finding.severity.value != "advice"]
 
 
-def test_a_gradient_that_comes_twice_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_comes_twice_is_named(tmp_path: Path) -> None:
     setup = "model = DDP(Shared())\noptimizer = sgd(model)"
-    examination, _ = examined((setup, "update(optimizer, model(x).mean())", ""), tmp_path, monkeypatch)
+    examination, _ = examined((setup, "update(optimizer, model(x).mean())", ""), tmp_path)
     (finding,) = [finding for finding in examination.findings if "rehearsal" in finding.basis]
     assert finding.code == "DDP210"
     assert finding.title == "the gradient of layer.bias arrived twice in one backward: reentrant checkpoints share it"
@@ -365,9 +361,9 @@ PARTS = (
 )
 
 
-def test_what_a_pass_without_synchronisation_uses_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pass_without_synchronisation_uses_is_used(tmp_path: Path) -> None:
     """DDP's search remembers what was used under no_sync, and averages it in the pass that synchronises."""
-    examination, lines = examined(PARTS, tmp_path, monkeypatch)
+    examination, lines = examined(PARTS, tmp_path)
     assert heard(examination) == marked(lines)
 
 
@@ -424,9 +420,7 @@ BUFFERS = (
 )
 
 
-def test_what_other_ranks_than_the_first_add_to_a_buffer_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examination, lines = examined(BUFFERS, tmp_path, monkeypatch)
+def test_what_other_ranks_than_the_first_add_to_a_buffer_is_lost(tmp_path: Path) -> None:
+    examination, lines = examined(BUFFERS, tmp_path)
     assert {entry for entry in heard(examination) if entry[0] == "DDP208"} == marked(lines)
     assert not [finding.title for finding in examination.findings if finding.severity.value != "advice"]

@@ -66,8 +66,8 @@ def test_passes_are_cut_but_known_in_whole_and_the_script_runs_to_its_end(rehear
     assert sorted(probes[0], key=lambda p: p.index) == sorted(probes[1], key=lambda p: p.index)
 
 
-def test_a_pass_goes_on_until_two_optimizer_steps_were_made(rehearse_script: Rehearse) -> None:
-    record = rehearse_script(LOOP.replace("ACCUMULATE", "7").replace("WORKERS", "0"))
+def test_a_pass_goes_on_until_two_optimizer_steps_were_made(rehearse_on_forks: Rehearse) -> None:
+    record = rehearse_on_forks(LOOP.replace("ACCUMULATE", "7").replace("WORKERS", "0"))
     assert (0, 0, 14, "cut") in _of_rank(record, 0)
 
 

@@ -1,13 +1,16 @@
 """Rehearsals on forks of a process that has imported torch: real ranks on gloo with the real hooks, in a second.
 
-There is no launcher and no box, and what a rank prints goes to a file.
+There is no launcher and no box, and what a rank prints goes to a file. ``check`` is ``ddpdoctor check`` on such ranks:
+the source, the checks, what merges both, and the report are those of the command.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import random
 import runpy
 import shutil
 import sys
@@ -15,11 +18,16 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
+from ddpdoctor import api
+from ddpdoctor.examination import Examination
 from ddpdoctor.launch.rehearsal_plan import batch_size
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.monitor.rehearsal import _AS_ASKED
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout
@@ -27,6 +35,24 @@ from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.record.writer import epoch_ns, kept_clock
 
 LIMIT_S = 120.0
+
+
+def check(script: Path, *arguments: str, **options: Any) -> dict[str, Any]:
+    """Return the report on a script; what ``ddpdoctor.check`` takes may be set."""
+    from ddpdoctor.cli.output import checks_of
+    from ddpdoctor.report.formats import rendered
+
+    examination = examine(script, *arguments, **options)
+    report: dict[str, Any] = json.loads(rendered(examination, "json", checks_of, 80, colour=False))
+    return report
+
+
+def examine(script: Path, *arguments: str, **options: Any) -> Examination:
+    """Examine a script as ``check`` does, in its directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddpdoctor.monitor.rehearsal.rehearse", lambda request, on_progress: rehearse(request))
+        patch.chdir(script.parent)
+        return api.check(script, arguments, **{"equivalence": False, **options})
 
 
 def rehearse(request: RehearsalRequest) -> RunRecord:
@@ -46,16 +72,14 @@ def rehearse(request: RehearsalRequest) -> RunRecord:
             "kind": "rehearsal",
             "clock": kept_clock(),
             "project_root": str(request.script.parent),
-            "batches": request.batches,
+            **{name: getattr(request, name) for name in _AS_ASKED},
             "batch_size": batch_size(request, request.device),
             "time_limit_s": LIMIT_S,
             "device": request.device,
             # Of a job on GPUs: before torch 2.13 gloo alone gives a sum where fully_shard asks for a mean.
             "in_a_gpus_place": request.device == "cpu",
-            "nodes": 1,
-            "ranks_per_node": request.nproc,
-            "gpus_per_node": request.gpus_per_node or request.nproc,
-            "equivalence": request.equivalence,
+            "ranks_per_node": request.nproc // request.nodes,
+            "gpus_per_node": request.gpus_per_node or request.nproc // request.nodes,
             "job": msgspec.to_builtins(job),
         }
         (directory / layout.JOB_FILE).write_text(json.dumps(plan), encoding="utf-8")
@@ -76,19 +100,19 @@ def _fork(directory: Path, plan: dict[str, object], request: RehearsalRequest, r
     pid = os.fork()
     if pid:
         return pid
+    atexit._clear()  # Nothing of the test process that it was forked from may be ended in order.
     try:
         _be_rank(directory, plan, request, rank, port)
     except SystemExit:
         pass
     except BaseException:
-        import traceback
-
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
+        atexit._run_exitfuncs()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os.kill(os.getpid(), 9)  # Nothing of the test process that it was forked from may be ended in order.
+        os.kill(os.getpid(), 9)
     return 0
 
 
@@ -97,9 +121,11 @@ def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request.nproc, "LOCAL_WORLD_SIZE": request.nproc}
+    here = request.nproc // request.nodes
+    numbers = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": request.nproc, "LOCAL_WORLD_SIZE": here}
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    import numpy as np
     import torch
 
     warnings.resetwarnings()  # A warning is an error in a test, and none in a job.
@@ -108,10 +134,16 @@ def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest
     from ddpdoctor.probe.rehearsal.install import Rehearsal
 
     torch.set_num_threads(1)
+    for seed in (torch.seed, random.seed, np.random.seed):
+        seed()  # Each process of a job begins with draws of its own.
     journal = Journal(str(directory), dict(plan))
     journal.rank = rank
-    journal.event("process", parent=os.getppid(), owner=0, rank=rank, local_rank=rank, node=0, kind="start")
-    Rehearsal(journal, ProcessEnd(journal)).after_torch(torch)
+    journal.event(
+        "process", parent=os.getppid(), owner=0, rank=rank, local_rank=rank % here, node=rank // here, kind="start"
+    )
+    end = ProcessEnd(journal)
+    end.install()
+    Rehearsal(journal, end).after_torch(torch)
     journal.event("torch", version=str(torch.__version__))
     os.chdir(request.script.parent)
     sys.argv = [str(request.script), *request.arguments]
