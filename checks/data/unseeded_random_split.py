@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -67,7 +67,7 @@ from ddpdoctor.source.ranks.random_numbers import (
     state_at,
 )
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.vocabulary import SEEDING
 
 CHECK = Check(
@@ -126,7 +126,6 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_splits", REMEDY)
 
 
 Library = Literal["torch", "numpy", "random"]
-_SUBSET = "torch.utils.data.Subset"
 _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 # What makes a data set of Hugging Face, by its full name.
@@ -236,40 +235,14 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
 
 def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
     """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
-    made: object = None
-    if isinstance(dataset, Instance):
-        made = projection.machine.maker_of(dataset.number)
-    elif (event := projection.machine.object(dataset)) is not None and event.name == _SUBSET:
-        made = event.node
-    if not isinstance(made, ast.Call):
-        return None
-    given = [*made.args, *(entry.value for entry in made.keywords)]
-    for event in projection.in_course("call"):
+    tags = _tags_held(projection.machine, dataset)
+    orders = {number for kind, number in tags if kind == ORDER}
+    for event in projection.in_course("call") if orders else ():
         if not _draws(event) or not _on_every_rank(event) or _splits(event) or _shared_after(projection, event):
             continue
-        if _orders(projection, event, made, given):
+        if not orders.isdisjoint(projection.machine.numbers_of(event.node)):
             return unshared_draw(projection, event)
     return None
-
-
-def _orders(projection: Projection, event: Event, made: ast.Call, given: Sequence[ast.expr]) -> bool:
-    """Return whether what a call is given may have its order from a draw, beside it or in functions that return it."""
-    modules = {str(module.path): module for module in projection.machine.script.modules}
-    nodes: list[ast.AST] = [event.node]
-    for here, outer in zip(event.chain, (*event.chain[1:], None), strict=True):
-        module = modules.get(here.file)
-        body = module.body_around(nodes[0]) if module is not None and nodes else None
-        if body is None:
-            return False
-        if made in descend(body):
-            return any(not set(nodes).isdisjoint(origins_of(one, body, ordered=True)) for one in given)
-        returned = [one.value for one in descend(body) if isinstance(one, ast.Return) and one.value is not None]
-        home = modules.get(outer.file) if outer is not None else None
-        if home is None or not any(not set(nodes).isdisjoint(origins_of(one, body, ordered=True)) for one in returned):
-            return False
-        calls = home.calls_by_name.get(getattr(body, "name", ""), ())
-        nodes = [one for one in calls if outer is not None and one.lineno == outer.line]
-    return False
 
 
 def _draws(event: Event) -> bool:

@@ -72,6 +72,8 @@ ORDERS: dict[str, int] = {
     **dict.fromkeys(("random.shuffle", "random.sample"), PYTHONS),
 }
 """What puts something in a random order or splits it, and whose generator it does it with."""
+FORGETS_ORDER = frozenset({"sorted", "sort", "len", "set", "frozenset", "sum", "min", "max", "mean", "Counter"})
+"""Functions whose result depends on no order."""
 # What asks for a seed or for a state, and what sets a state.
 _ASKS = frozenset({"initial_seed", "get_seed", "get_rng_state"})
 _RESTORES = frozenset({"set_rng_state", "setstate", "set_state"})
@@ -92,6 +94,13 @@ def draws(name: str) -> bool:
     """Return whether a library function draws random numbers, by its full name."""
     by_library = generator_of(name) in (PYTHONS, NUMPYS) and name not in SEEDS
     return name in ORDERS or name in _DRAWS or (by_library and name.rpartition(".")[2] not in TAKES_SEED | _ASKS)
+
+
+def orders(function: Value, name: str) -> bool:
+    """Return whether a call puts something in a random order, or draws such an order."""
+    if isinstance(function, BoundMethod):
+        return name in ORDERING_METHODS and draws_by_itself(function.receiver)
+    return name in ORDERS and not name.endswith("_split")
 
 
 def state_of(machine: Machine, generator: int | Value) -> Value:
@@ -172,7 +181,7 @@ def _seeded_by(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not seeds:
         return UNSEEDED
     kind = BY_RANK if own else UNREAD if any(map(is_varying, seeds)) else ALIKE
-    return ExternalObject(machine.object_number(("seed", node)), kind)
+    return ExternalObject(machine.object_number((node, "seed")), kind)
 
 
 def _put(machine: Machine, generator: int, state: Value) -> None:
@@ -254,7 +263,7 @@ def _perhaps_seeded(machine: Machine, node: ast.AST, name: str, given: Arguments
             continue  # The generators of devices are not those of the data.
         stays = differs(before) and any(map(is_own_seed, given.values))
         kind = UNREAD if not stays else BY_RANK if is_by_rank(before) else UNSEEDED.name
-        _put(machine, generator, ExternalObject(machine.object_number(("seed", node)), kind))
+        _put(machine, generator, ExternalObject(machine.object_number((node, "seed")), kind))
 
 
 # Objects that play: environments and generators which are seeded by the rank.

@@ -150,13 +150,9 @@ def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
 _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 
 
-def origins_of(node: ast.AST, body: ast.AST, *, ordered: bool = False) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by.
-
-    With ``ordered`` only those that its order may come from: not what is sorted on the way.
-    """
+def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
     bound: dict[str, list[ast.expr]] = {}
-    kept = set[str]()
     for inner in descend(body):
         targets: list[tuple[ast.expr | None, ast.expr]] = []
         if isinstance(inner, ast.Assign):
@@ -169,19 +165,14 @@ def origins_of(node: ast.AST, body: ast.AST, *, ordered: bool = False) -> Iterat
             targets = [(inner.args[0], inner)]
         elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _FILLS:
             targets = [(inner.func.value, given) for given in inner.args]
-        elif ordered and isinstance(inner, ast.Call) and last_name(inner.func) == "sort":
-            kept.add(last_name(getattr(inner.func, "value", inner)))
         for target, value in targets:
             if isinstance(target, ast.Name):
                 bound.setdefault(target.id, []).append(value)
-    pending, left = [node], set[ast.AST]()
+    pending = [node]
     while pending:
         for inner in descend(pending.pop()):
-            if ordered and isinstance(inner, ast.Call) and last_name(inner.func) == "sorted":
-                left.update(descend(inner))
-            if inner not in left:
-                yield inner
-            if isinstance(inner, ast.Name) and inner not in left and inner.id not in kept:
+            yield inner
+            if isinstance(inner, ast.Name):
                 pending += bound.pop(inner.id, ())
 
 
