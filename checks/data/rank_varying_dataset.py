@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ddpdoctor.check import Check, Script, Verdict
-from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
+from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
@@ -199,7 +199,7 @@ def _is_part(machine: Machine, loader: Event, *, any_form: bool) -> bool:
 
 
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | None:
-    draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
+    draw = draw_of_samples(projection, dataset)
     if draw is not None:
         return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
     taken = _taken_from_set(projection.machine, dataset)

@@ -218,21 +218,6 @@ def seeds_of(projection: Projection, library: Library) -> list[Event]:
     return [event for event in projection.of_kind("call", "training") if _seeds(event, library)]
 
 
-def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
-    """Return a draw in the constructor of a project's data set that differs between ranks."""
-    if not isinstance(dataset, Instance):
-        return None
-    constructor = f"{dataset.cls.node.name}.__init__"
-    made_at = getattr(projection.machine.maker_of(dataset.number), "lineno", 0)
-    for event in projection.in_course("call"):
-        if _draws(event) and _on_every_rank(event):
-            frames = zip(event.chain, event.chain[1:], strict=False)
-            # Another object of the class, the one for the evaluation, say, may be made without drawing.
-            if any(inner.function == constructor and outer.line == made_at for inner, outer in frames):
-                return unshared_draw(projection, event)
-    return None
-
-
 def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
     """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
     tags = _tags_held(projection.machine, dataset)
