@@ -3,7 +3,8 @@
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
     `__getitem__` draws from that generator, itself or in what it calls of the project, or a transform of torchvision
-    that it holds, or what joins the items to a batch; or training steps that draw noise, masks or time steps from it.
+    that it holds, or what joins the items to a batch; or training steps that draw noise, masks or time steps from it,
+    or from a generator with the same seed on every rank. Or a `worker_init_fn` that seeds by the worker's number alone.
     In a run: a generator in the same state on all ranks when the first training batch was fetched, and moved by the
     fetch.
 

@@ -2,7 +2,8 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, or that only some ranks take, over a data set
-    whose constructor shuffles without a common seed, over samples that were drawn before without one, or over one of
+    whose constructor shuffles without a common seed, over samples that were drawn before without one, or that are the
+    items of a set of texts in their order, or over one of
     Hugging Face that each rank shuffles with a seed of its own; that, too, where an Accelerator divides the loader.
     Loaders that are divided twice: by a DistributedSampler and Accelerate, a part of a rank by a sampler or framework.
     Or words or labels that each rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and

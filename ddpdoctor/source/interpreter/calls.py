@@ -130,16 +130,14 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
-        result = drawn(machine, node, function, function.name, given, result)
-        return _in_form(function.name, given, _ordered(machine, node, function, function.name, given, result))
+        return _ordered(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(given.positional)
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
         result = reduced(machine, node, function.name, function.receiver, given, result)
-        result = drawn(machine, node, function, function.name, given, result)
-        return _in_form(function.name, given, _ordered(machine, node, function, function.name, given, result))
+        return _ordered(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, given)
         if function.receiver is not None and machine.wrapped:
@@ -177,7 +175,11 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
 def _ordered(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
     """Return the result of a library's call, marked where it draws an order, or cuts what has one into pieces."""
     last = name.rpartition(".")[2]
-    if orders(function, name):
+    result, becomes = drawn(machine, node, function, name, given, result)
+    if becomes is not None and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        overwrite(machine, node.func.value, becomes)
+    result = stamped(result, last, constant(given.positional[0]) if given.positional else "")
+    if orders(function, name, given):
         drawn_here = frozenset({(ORDER, machine.object_number(node))})
         if last == "shuffle" and given.positional and isinstance(node, ast.Call) and node.args:
             overwrite(machine, node.args[0], tagged(given.positional[0], drawn_here))
@@ -191,11 +193,6 @@ def _ordered(machine: Machine, node: ast.AST, function: Value, name: str, given:
             overwrite(machine, node.func.value, result)
         return result
     return tagged(result, frozenset({(PIECES, machine.object_number(node))})) if last in DIVIDING else result
-
-
-def _in_form(name: str, given: Arguments, result: Value) -> Value:
-    first = constant(given.positional[0]) if given.positional else ""
-    return stamped(result, name.rpartition(".")[2], first)
 
 
 def _call_instance(machine: Machine, node: ast.AST, value: Instance, given: Arguments) -> Value:

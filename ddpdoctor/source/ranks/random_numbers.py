@@ -96,11 +96,20 @@ def draws(name: str) -> bool:
     return name in ORDERS or name in _DRAWS or (by_library and name.rpartition(".")[2] not in TAKES_SEED | _ASKS)
 
 
-def orders(function: Value, name: str) -> bool:
+def orders(function: Value, name: str, given: Arguments) -> bool:
     """Return whether a call puts something in a random order, or draws such an order."""
     if isinstance(function, BoundMethod):
         return name in ORDERING_METHODS and draws_by_itself(function.receiver)
-    return name in ORDERS and not name.endswith("_split")
+    of_one = name == "numpy.random.choice" and given.value("size", 1) is None
+    return name in ORDERS and not name.endswith("_split") and not of_one
+
+
+@lru_cache(maxsize=16_384)
+def _may_seed(name: str) -> bool:
+    """Return whether a call may give generators of the process a seed, by its name alone."""
+    last = name.rpartition(".")[2]
+    asks = name in SEEDS or last in _ASKS
+    return not asks and (last in _RESTORES or SEEDING.search(last) is not None)
 
 
 def state_of(machine: Machine, generator: int | Value) -> Value:
@@ -189,16 +198,18 @@ def _put(machine: Machine, generator: int, state: Value) -> None:
     machine.store.set(-1, f"state {generator}", state, ALL_RANKS if everywhere else machine.mask)
 
 
-def drawn(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
-    """Return the result of a call that may seed a generator or draw from one."""
+def drawn(
+    machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value
+) -> tuple[Value, Value | None]:
+    """Return the result of a call that may seed a generator or draw from one, and what becomes of a method's object."""
     last = name.rpartition(".")[2]
     receiver = function.receiver if isinstance(function, BoundMethod) else None
     if isinstance(receiver, ExternalObject) and receiver.name == _GENERATOR:
         if last == "seed" or last in _RESTORES:
-            _becomes(machine, node, frozenset({("random", OWN)}) if last == "seed" else frozenset())
-        elif last == "manual_seed" and not any(map(is_own_seed, given.values)):
-            return receiver
-    elif name not in SEEDS and last not in _ASKS and (SEEDING.search(last) or last in _RESTORES):
+            return result, Unknown(True, True, frozenset({("random", OWN)} if last == "seed" else ()))
+        if last == "manual_seed" and not any(map(is_own_seed, given.values)):
+            return receiver, None
+    elif _may_seed(name):
         _perhaps_seeded(machine, node, name if receiver is None else "", given)
     if receiver is not None:
         by_receiver = last in ORDERING_METHODS and draws_by_itself(receiver)
@@ -210,8 +221,8 @@ def drawn(machine: Machine, node: ast.AST, function: Value, name: str, given: Ar
         library = generator_of(name)
         state = state_of(machine, library if own is None else own)
         _note(machine, node, state)
-        return _numbers(machine, name, library if own is None else OWN, state, given, result)
-    return _played(machine, node, function, last, given, result)
+        return _numbers(machine, name, library if own is None else OWN, state, given, result), None
+    return _played(machine, node, receiver, last, given, result)
 
 
 def draws_by_itself(value: Value) -> bool:
@@ -269,27 +280,20 @@ def _perhaps_seeded(machine: Machine, node: ast.AST, name: str, given: Arguments
 # Objects that play: environments and generators which are seeded by the rank.
 
 
-def _played(machine: Machine, node: ast.AST, function: Value, last: str, given: Arguments, result: Value) -> Value:
+def _played(
+    machine: Machine, node: ast.AST, receiver: Value | None, last: str, given: Arguments, result: Value
+) -> tuple[Value, Value | None]:
     """Return the result of a call; after one that seeds by the rank, it and its object draw the rank's own numbers."""
     seed = given.named.get("seed")
     if seed is None and given.positional and last in TAKES_SEED:
         seed = given.positional[0]
     if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
-        return result
-    receiver = function.receiver if isinstance(function, BoundMethod) else None
+        return result, None
     name = receiver.name if isinstance(receiver, ExternalObject) else ""
     of_torch = name.startswith("torch.") and name != _GENERATOR
-    if isinstance(receiver, (Unknown, BoundMethod, ExternalObject)) and not of_torch:
-        _becomes(machine, node, tags_of(receiver) | {DRAWN})
-    return Unknown(True, result.opaque, result.tags | {DRAWN})
-
-
-def _becomes(machine: Machine, node: ast.AST, tags: frozenset[Tag]) -> None:
-    """Give the object of a method another value, as that of a generator which draws other numbers on each rank."""
-    from ddpdoctor.source.interpreter.assignment import overwrite
-
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        overwrite(machine, node.func.value, Unknown(True, True, tags))
+    plays = isinstance(receiver, (Unknown, BoundMethod, ExternalObject)) and not of_torch
+    own = Unknown(True, True, tags_of(receiver) | {DRAWN}) if plays and receiver is not None else None
+    return Unknown(True, result.opaque, result.tags | {DRAWN}), own
 
 
 def draws_unseeded(machine: Machine, name: str) -> bool:
