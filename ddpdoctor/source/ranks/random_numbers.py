@@ -296,15 +296,10 @@ def _played(
     return Unknown(True, result.opaque, result.tags | {DRAWN}), own
 
 
-def draws_unseeded(machine: Machine, name: str) -> bool:
-    """Return whether a function draws a tensor from torch's generator, which nothing in the script gives a seed."""
-    return name in _DRAWS and differs(state_of(machine, TORCHS)) and TORCHS not in seeded(machine.script)
-
-
-def draws_by_rank(machine: Machine, name: str) -> bool:
-    """Return whether a function draws from a generator after the ranks have seeded that differently."""
-    of_data = name in ORDERS and name.startswith("torch.")
-    return draws(name) and not of_data and is_by_rank(state_of(machine, generator_of(name)))
+def draws_own(machine: Machine, name: str) -> bool:
+    """Return whether a function fills a tensor from torch's generator, without a seed or with one by rank."""
+    state = state_of(machine, TORCHS) if name in _DRAWS else None
+    return state is not None and (is_by_rank(state) or (differs(state) and TORCHS not in seeded(machine.script)))
 
 
 def is_own_seed(seed: Value) -> bool:

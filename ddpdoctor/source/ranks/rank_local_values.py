@@ -45,14 +45,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
-from ddpdoctor.source.ranks.random_numbers import (
-    NUMPYS,
-    PYTHONS,
-    draws_by_rank,
-    draws_unseeded,
-    generator_of,
-    seeded,
-)
+from ddpdoctor.source.ranks.random_numbers import NUMPYS, PYTHONS, draws_own, generator_of, seeded
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once_each
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
@@ -353,7 +346,7 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
-    if full and (RANK_VARYING_CALLS.match(full) or draws_by_rank(machine, full)):
+    if full and (RANK_VARYING_CALLS.match(full) or draws_own(machine, full)):
         return True
     if last in _FILE_METHODS and not node.args:
         return True
@@ -361,8 +354,6 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     if isinstance(node.func, ast.Attribute):
         inside.append(node.func.value)
     if any(_varies(machine, part) for part in inside):
-        return True
-    if draws_unseeded(machine, full):
         return True
     return not full.startswith(("torch.", "math.", "numpy.")) and _runs_project_code(machine, node.func)
 
