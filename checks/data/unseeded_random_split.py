@@ -219,13 +219,15 @@ def seeds_of(projection: Projection, library: Library) -> list[Event]:
 
 
 def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
-    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
-    tags = _tags_held(projection.machine, dataset)
-    orders = {number for kind, number in tags if kind == ORDER}
+    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank.
+
+    Not one that divides them: that is told of as a split.
+    """
+    machine = projection.machine
+    orders = {number for kind, number in _tags_held(machine, dataset) if kind == ORDER}
     for event in projection.in_course("call") if orders else ():
-        if not _draws(event) or not _on_every_rank(event) or _splits(event) or _shared_after(projection, event):
-            continue
-        if not orders.isdisjoint(projection.machine.numbers_of(event.node)):
+        is_made = _draws(event) and not orders.isdisjoint(machine.numbers_of(event.node)) and _on_every_rank(event)
+        if is_made and not _divides(projection, event) and not _shared_after(projection, event):
             return unshared_draw(projection, event)
     return None
 
