@@ -52,7 +52,6 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import events_through, function_around, guard_of, reported_lines
-from ddpdoctor.source.queries.shell_commands import command_line
 from ddpdoctor.source.queries.training_loops import forwards_without_gradients, only_loader, takes_all_data
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS, numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
@@ -238,7 +237,11 @@ def _lone_work(projection: Projection) -> Iterator[_Work]:
                 yield _Work(forward, loop.node, place, "samples", "the turns of this loop", _SAMPLES)
     for event in projection.in_course("call"):
         between_steps = any(loop.node in shared and not loop.once for loop in event.loops)
-        if between_steps and event.ranks in FIRST_RANKS and _SCRIPT.search(command_line(event)):
+        if not between_steps or event.ranks not in FIRST_RANKS:
+            continue
+        from ddpdoctor.source.queries.shell_commands import command_line
+
+        if _SCRIPT.search(command_line(event)):
             yield _Work(event, event.node, event.location, "waits for a program", "this program", _START)
 
 

@@ -3,7 +3,8 @@
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
     `__getitem__` draws from that generator, itself or in what it calls of the project, or a transform of torchvision
-    that it holds, or what joins the items to a batch; or training steps that draw noise, masks or time steps from it.
+    that it holds, or what joins the items to a batch; or training steps that draw noise, masks or time steps from it,
+    or from a generator with the same seed on every rank. Or a `worker_init_fn` that seeds by the worker's number alone.
     In a run: a generator in the same state on all ranks when the first training batch was fetched, and moved by the
     fetch.
 
@@ -45,6 +46,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     Const,
+    ExternalObject,
     Function,
     Instance,
     Value,
@@ -58,6 +60,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.data_partitions import SHARE
+from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
@@ -72,29 +75,32 @@ CHECK = Check(
 )
 REMEDY = "Seed by rank before training: torch.manual_seed(seed + rank), and so for numpy and random."
 
+_OF_GENERATOR = "Seed the generator by rank: manual_seed(seed + rank)."
+_OF_WORKER = "Give the workers of each rank seeds of their own: rank * num_workers + worker_id, say."
+
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report common seeds from which augmentation draws."""
-    for seed, draw, library in shared_augmentations(whole_projection(script)):
+    for seed, draw, library, in_worker in shared_augmentations(whole_projection(script)):
         yield CHECK.finding(
             "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
-            remedy=REMEDY,
-            locations=seed.location,
+            remedy=_OF_WORKER if in_worker else REMEDY,
+            locations=seed,
             because=(f"a draw from {library} per item", draw),
         )
-    for seed, draw in shared_noise(whole_projection(script)):
+    for seed, draw, by_generator in shared_noise(whole_projection(script)):
         yield CHECK.finding(
             "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
-            remedy=REMEDY,
-            locations=seed.location,
+            remedy=_OF_GENERATOR if by_generator else REMEDY,
+            locations=seed,
             because=("a draw in every step", draw),
         )
-    for seed, draw, dimension in seeds_of_one_dimension(whole_projection(script)):
+    for event, draw, dimension in seeds_of_one_dimension(whole_projection(script)):
         yield CHECK.finding(
             f"this seed counts the ranks along dimension {dimension} of the mesh alone, and those along the others, "
             "which read other data, draw the same noise",
             remedy="Seed by the rank, or by all coordinates of the mesh along which the data is divided.",
-            locations=seed.location,
+            locations=event.location,
             because=("a draw in every step", draw),
         )
 
@@ -114,35 +120,66 @@ _TRANSFORMS = regex(
 )
 
 
-def shared_augmentations(projection: Projection) -> Iterator[tuple[Event, Location, Library]]:
-    """Seeds that are the same on every rank, and where and by which library a sharded data set's items draw from it."""
-    machine, seen = projection.machine, set[ast.AST]()
+def shared_augmentations(projection: Projection) -> Iterator[tuple[Location, Location, Library, bool]]:
+    """Seeds that are the same on every rank, and where and by which library a sharded data set's items draw from it.
+
+    Last whether each worker has the seed, from ``worker_init_fn``.
+    """
+    machine, seen = projection.machine, set[Location]()
     for feeding in feedings(projection):
         loader = feeding.loader
-        given = {"worker_init_fn", "generator"} & loader.named.keys()
-        if given or not loader.complete or len(loader.positional) > 7:
+        if "generator" in loader.named or not loader.complete or len(loader.positional) > 7:
             continue
         if division(machine, loader) != "sharded" and not draws_its_items(machine, loader):
             continue
         workers = constant(loader.named.get("num_workers", Const(0)))
+        begun = loader.named.get("worker_init_fn", NONE)
         for library, draw in _draws(projection, loader):
-            seed = _common_seed(projection, "torch" if workers != 0 else library)
-            if seed is not None and seed.node not in seen:
-                seen.add(seed.node)
-                yield seed, draw, library
+            seed: Location | None
+            if begun == NONE:
+                common = _common_seed(projection, "torch" if workers != 0 else library)
+                seed = None if common is None else common.location
+            else:
+                seed = _seed_of_workers(machine, begun, library) if workers != 0 else None
+            if seed is not None and seed not in seen:
+                seen.add(seed)
+                yield seed, draw, library, begun != NONE
 
 
-def shared_noise(projection: Projection) -> Iterator[tuple[Event, Location]]:
-    """Seeds that are the same on every rank and from which every step draws, where no data set does so already."""
+def _seed_of_workers(machine: Machine, begun: Value, library: Library) -> Location | None:
+    """Return where workers get a seed of a library that depends on nothing but their number."""
+    module = machine.script.module(begun.module) if isinstance(begun, Function) else None
+    if module is None or not isinstance(begun, Function):
+        return None
+    body = begun.node
+    number = {one.arg for one in body.args.args}
+    number |= {one.id for one in descend(body) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    for call in (one for one in descend(body) if isinstance(one, ast.Call)):
+        name = module.resolve(call.func)
+        if name not in SEEDS or (name.partition(".")[0] != library and name not in SEEDS_EVERYTHING):
+            continue
+        made = [one for given in call.args for one in made_from(given, body)]
+        known = (ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
+        if made and all(isinstance(one, known) or getattr(one, "id", "") in number for one in made):
+            return module.location(call)
+    return None
+
+
+def shared_noise(projection: Projection) -> Iterator[tuple[Location, Location, bool]]:
+    """Seeds that are the same on every rank and from which every step draws, where no data set does so already.
+
+    Last whether a generator of its own has the seed.
+    """
     if not uses_part(projection.machine.script, ("seed",)) or any(shared_augmentations(projection)):
         return
     for feeding in feedings(projection):
         loop = feeding.loop or next(reversed(feeding.backward.loops), None)
-        if loop is not None and division(projection.machine, feeding.loader) == "sharded":
-            draw = next(_noise(projection, loop), None)
-            seed = _common_seed(projection, "torch") if draw is not None else None
-            if draw is not None and seed is not None:
-                yield seed, draw
+        if loop is None or division(projection.machine, feeding.loader) != "sharded":
+            continue
+        for draw, generator in _noise(projection, loop):
+            seed = _common_seed(projection, "torch") if generator is None else _seed_of(projection, generator)
+            if seed is not None:
+                yield seed.location, draw, generator is not None
                 return
 
 
@@ -168,14 +205,22 @@ def seeds_of_one_dimension(projection: Projection) -> Iterator[tuple[Event, Loca
         forwards = (one for one in projection.in_course("forward") if loop in one.loops)
         given = [value for one in forwards for value in one.positional]
         sliced = any(SHARE in tags_of(value) and is_varying(value) for value in given)
-        draw = next(_noise(projection, loop), None) if loop is not None and (sliced or loaders) else None
+        draws = _noise(projection, loop) if loop is not None and (sliced or loaders) else iter(())
+        draw = next((place for place, _ in draws), None)
         if draw is not None:
             yield own[0], draw, next(iter(places))[1]
             return
 
 
-def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
-    """Yield where every turn of a loop draws on all ranks, itself or in the forward of a DDP model."""
+def _seed_of(projection: Projection, generator: Value) -> Event | None:
+    """Return where a generator of torch's got its seed, if every rank gives it the same one."""
+    calls = [one for one in projection.of_kind("training") if one.receiver == generator and SEEDING.search(one.name)]
+    alike = isinstance(generator, ExternalObject) and all(one.ranks == ALL_RANKS and not one.root for one in calls)
+    return calls[-1] if calls and alike else None
+
+
+def _noise(projection: Projection, loop: LoopAround) -> Iterator[tuple[Location, Value | None]]:
+    """Yield where every turn of a loop draws on all ranks, in the forward of a DDP model or itself, and with what."""
     machine, steps = projection.machine, _EveryTurn(projection.machine, loop)
     inside = [
         event
@@ -187,10 +232,11 @@ def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
         models = options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE)
         places = [steps.draw_of(one) for model in models for one in methods(machine, model, "forward")]
         if all(steps.is_settled(module, test) for module, test in event.undecided):
-            yield from (place for place in places if place is not None)
-    for event in (event for event in inside if event.name in _NOISE and "generator" not in event.named):
+            yield from ((place, None) for place in places if place is not None)
+    for event in (event for event in inside if event.name in _NOISE):
         if all(steps.is_settled(*test) or steps.draws_in_both_arms(*test) for test in event.undecided):
-            yield event.location
+            generator = event.named.get("generator", NONE)
+            yield event.location, None if generator == NONE else generator
 
 
 class _EveryTurn:

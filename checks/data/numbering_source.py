@@ -11,7 +11,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.queries.origins import NAMED
 from ddpdoctor.source.queries.set_order import SetOrders, fixes_order, is_settled
-from ddpdoctor.source.ranks.rank_local_values import TAKES_SEED
+from ddpdoctor.source.ranks.random_numbers import TAKES_SEED
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import says
 from ddpdoctor.source.vocabulary import text_hints_at_ranks

@@ -2,7 +2,8 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, or that only some ranks take, over a data set
-    whose constructor shuffles without a common seed, over samples that were drawn before without one, or over one of
+    whose constructor shuffles without a common seed, over samples that were drawn before without one, or that are the
+    items of a set of texts in their order, or over one of
     Hugging Face that each rank shuffles with a seed of its own; that, too, where an Accelerator divides the loader.
     Loaders that are divided twice: by a DistributedSampler and Accelerate, a part of a rank by a sampler or framework.
     Or words or labels that each rank numbers in the order of a set of texts, or by `hash()` of texts or `id()`, and
@@ -36,14 +37,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ddpdoctor.check import Check, Script, Verdict
-from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     ExternalObject,
+    Function,
     Instance,
     PerRank,
     Value,
@@ -55,10 +58,10 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import is_map_style, sampler_division, samplers_of, takes_own_part
+from ddpdoctor.source.ranks.random_numbers import DATA_METHODS
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import calls_any, makes_sets
-from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(
@@ -197,9 +200,17 @@ def _is_part(machine: Machine, loader: Event, *, any_form: bool) -> bool:
 
 
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | None:
-    draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
+    draw = draw_of_samples(projection, dataset)
     if draw is not None:
         return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
+    taken = _taken_from_set(projection.machine, dataset)
+    if taken is not None:
+        return Verdict(
+            sentence="this sampler divides a data set in the order of a set, which is another one in every process",
+            remedy="Sort what the set holds: sorted(...) gives every rank the same order.",
+            locations=sampler.location,
+            because=("an item is taken by its number in that order", taken),
+        )
     made = projection.machine.object(dataset)
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
@@ -208,6 +219,21 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | 
         return _differs(sampler, _PARTS, sampler, "they were cut by rank before", what)
     shuffle = _shuffled_apart(projection, sampler, dataset)
     return None if shuffle is None else _differs(sampler, _SHUFFLE, shuffle)
+
+
+def _taken_from_set(machine: Machine, dataset: Value) -> Location | None:
+    """Return where a data set takes an item by its number from a list in the order of a set of texts."""
+    script = machine.script
+    item = class_attribute(machine, dataset.cls, "__getitem__") if isinstance(dataset, Instance) else None
+    module = script.module(item.module) if isinstance(item, Function) else None
+    if module is None or not isinstance(item, Function) or not makes_sets(script):
+        return None
+    from ddpdoctor.source.queries.set_order import SetOrders, fixes_order
+
+    orders, numbers = SetOrders(script.modules), {one.arg for one in item.node.args.args[1:]}
+    taken = (one for one in descend(item.node) if isinstance(one, ast.Subscript) and last_name(one.slice) in numbers)
+    lost = (one for one in taken if orders.is_lost(module, one.value) and not fixes_order(script))
+    return next(map(module.location, lost), None)
 
 
 def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | None) -> Event | None:

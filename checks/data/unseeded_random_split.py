@@ -42,24 +42,32 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
-    DRAWN,
     NONE,
     ExternalObject,
     Instance,
     Tag,
     Value,
     constant,
-    is_varying,
     options_of,
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.data_partitions import ORDER, PIECE, PIECES
-from ddpdoctor.source.ranks.rank_local_values import TAKES_SEED, is_own_seed
+from ddpdoctor.source.ranks.random_numbers import (
+    DATA_METHODS,
+    ORDERING_METHODS,
+    ORDERS,
+    TAKES_SEED,
+    differs,
+    draws_by_itself,
+    is_by_rank,
+    is_own_seed,
+    seed_before,
+    state_at,
+)
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
-from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.vocabulary import SEEDING
 
 CHECK = Check(
@@ -118,18 +126,6 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_splits", REMEDY)
 
 
 Library = Literal["torch", "numpy", "random"]
-_DRAWS: dict[str, Library] = {
-    "torch.utils.data.random_split": "torch",
-    "torch.randperm": "torch",
-    "sklearn.model_selection.train_test_split": "numpy",
-    "numpy.random.permutation": "numpy",
-    "numpy.random.shuffle": "numpy",
-    "numpy.random.choice": "numpy",
-    "random.shuffle": "random",
-    "random.sample": "random",
-    **dict.fromkeys(DATA_METHODS, "numpy"),
-}
-_SUBSET = "torch.utils.data.Subset"
 _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 # What makes a data set of Hugging Face, by its full name.
@@ -167,12 +163,11 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
 def _splits_of_imports(projection: Projection) -> Iterator[Draw]:
     """Splits at the top level of a script that spawns its ranks: each rank imports it, and so draws its own."""
     script = projection.machine.script
-    before = [event for event in projection.events if event.in_parent and event.kind in ("call", "training")]
-    for event in before:
+    for event in (one for one in projection.events if one.in_parent and one.kind == "call"):
         if event.name in _SPLITS and _splits(event) and is_run_again(script, event) and _is_read_in_function(event):
-            seeded = any(_seeds(seed, _DRAWS[event.name]) and seed.ordinal < event.ordinal for seed in before)
-            if not seeded and constant(_own_generator(event) or NONE) is None:
-                yield Draw(event, None)
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
 
 
 def _is_read_in_function(event: Event) -> bool:
@@ -207,23 +202,15 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
 
 def unshared_draw(projection: Projection, event: Event) -> Draw | None:
     """Return the draw that a call makes when its numbers certainly differ between ranks."""
-    if _by_own_generator(event):
-        made = [
-            one
-            for one in projection.of_kind("call", "training")
-            if one.ordinal < event.ordinal and one.name.rpartition(".")[2] in TAKES_SEED and _differs(one)
-        ]
-        return Draw(event, made[-1] if made else None)
-    own = _own_generator(event)
-    if own is not None and constant(own) is not None:
-        return Draw(event, None) if is_varying(own) else None
-    seeds = [seed for seed in seeds_of(projection, _DRAWS[event.name]) if seed.ordinal < event.ordinal]
-    if not seeds:
-        return Draw(event, None)
-    last = seeds[-1]
-    if all(_differs(seed) for seed in seeds if seed.conditions or seed is last):
-        return Draw(event, last)
-    return None
+    machine = projection.machine
+    state = state_at(machine, event)
+    if state is None or not differs(state):
+        return None
+    calls = [one for one in projection.of_kind("call", "training") if one.ordinal < event.ordinal]
+    seed = seed_before(machine, state)
+    if seed is None and is_by_rank(state):
+        return Draw(event, next((one for one in reversed(calls) if _seeds_by_rank(one)), None))
+    return Draw(event, next((one for one in calls if one.node is seed), None))
 
 
 def seeds_of(projection: Projection, library: Library) -> list[Event]:
@@ -231,36 +218,16 @@ def seeds_of(projection: Projection, library: Library) -> list[Event]:
     return [event for event in projection.of_kind("call", "training") if _seeds(event, library)]
 
 
-def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
-    """Return a draw in the constructor of a project's data set that differs between ranks."""
-    if not isinstance(dataset, Instance):
-        return None
-    constructor = f"{dataset.cls.node.name}.__init__"
-    made_at = getattr(projection.machine.maker_of(dataset.number), "lineno", 0)
-    for event in projection.in_course("call"):
-        if _draws(event) and _on_every_rank(event):
-            frames = zip(event.chain, event.chain[1:], strict=False)
-            # Another object of the class, the one for the evaluation, say, may be made without drawing.
-            if any(inner.function == constructor and outer.line == made_at for inner, outer in frames):
-                return unshared_draw(projection, event)
-    return None
-
-
 def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
-    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
-    made: object = None
-    if isinstance(dataset, Instance):
-        made = projection.machine.maker_of(dataset.number)
-    elif (event := projection.machine.object(dataset)) is not None and event.name == _SUBSET:
-        made = event.node
-    if not isinstance(made, ast.Call):
-        return None
-    given = [*made.args, *(entry.value for entry in made.keywords)]
-    for event in projection.in_course("call"):
-        if event.name in _SPLITS or not _draws(event) or not _on_every_rank(event) or _shared_after(projection, event):
-            continue
-        body = event.module.body_around(event.node)
-        if made in descend(body) and any(event.node in origins_of(one, body) for one in given):
+    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank.
+
+    Not one that divides them: that is told of as a split.
+    """
+    machine = projection.machine
+    orders = {number for kind, number in _tags_held(machine, dataset) if kind == ORDER}
+    for event in projection.in_course("call") if orders else ():
+        is_made = _draws(event) and not orders.isdisjoint(machine.numbers_of(event.node)) and _on_every_rank(event)
+        if is_made and not _divides(projection, event) and not _shared_after(projection, event):
             return unshared_draw(projection, event)
     return None
 
@@ -271,7 +238,7 @@ def _draws(event: Event) -> bool:
     A stream is shuffled in a buffer, which knows no parts.
     """
     if event.name not in DATA_METHODS or _by_own_generator(event):
-        return event.name in _DRAWS or _by_own_generator(event)
+        return event.name in ORDERS or _by_own_generator(event)
     call, module = event.node, event.module
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or "buffer_size" in event.named:
         return False
@@ -282,8 +249,8 @@ def _draws(event: Event) -> bool:
 
 
 def _by_own_generator(event: Event) -> bool:
-    """Return whether a method of a generator that each rank has given a seed of its own puts something in an order."""
-    return event.name in ORDERING_METHODS and event.receiver is not None and DRAWN in tags_of(event.receiver)
+    """Return whether a method of a generator with other numbers on each rank puts something in an order."""
+    return event.name in ORDERING_METHODS and event.receiver is not None and draws_by_itself(event.receiver)
 
 
 def _is_divided_later(projection: Projection, event: Event) -> bool:
@@ -298,17 +265,6 @@ def _on_every_rank(event: Event) -> bool:
     return event.ranks == ALL_RANKS and not event.guards and event.complete
 
 
-def _own_generator(event: Event) -> Value | None:
-    """Return the generator or seed that a call is given."""
-    for name, position in (("generator", 2), ("random_state", -1), ("seed", 0 if event.name == "shuffle" else -1)):
-        if name == "generator" and event.name != "torch.utils.data.random_split":
-            position = -1
-        value = event.argument(name, position)
-        if value is not None:
-            return value
-    return None
-
-
 def _seeds(event: Event, library: Library) -> bool:
     last = event.name.rpartition(".")[2]
     if not SEEDING.search(last) or last in {"initial_seed", "get_seed"}:
@@ -319,9 +275,9 @@ def _seeds(event: Event, library: Library) -> bool:
     return head == library or head not in {"torch", "numpy", "random"}
 
 
-def _differs(seed: Event) -> bool:
-    arguments = [*seed.positional, *seed.named.values()]
-    return bool(arguments) and seed.ranks == ALL_RANKS and any(map(is_own_seed, arguments))
+def _seeds_by_rank(call: Event) -> bool:
+    given = (*call.positional, *call.named.values())
+    return call.name.rpartition(".")[2] in TAKES_SEED and call.ranks == ALL_RANKS and any(map(is_own_seed, given))
 
 
 def _shared_after(projection: Projection, event: Event) -> bool:

@@ -33,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings, takes_own_part
 from ddpdoctor.source.ranks.data_partitions import SHARE, gives_turns
+from ddpdoctor.source.ranks.random_numbers import has_seed
 from ddpdoctor.source.script.launch_facts import offered
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 
@@ -42,7 +43,9 @@ _OF_WORKERS = regex(r"worker|getpid|current_process")
 # In a name: code may divide by rank.
 _OF_RANKS = regex(r"rank|world|replica|num_proc|gpu", re.IGNORECASE)
 # Functions that choose which item comes next: a worker may choose others than its neighbour.
-_CHOOSING = frozenset({"randint", "randrange", "choice", "choices", "integers", "sample", "multinomial"})
+_CHOOSING = frozenset(
+    {"randint", "randrange", "choice", "choices", "integers", "sample", "multinomial", "initial_seed"}
+)
 # Functions that make numbers up, of which items may be made.
 _MAKING_UP = frozenset({"rand", "randn", "random", "uniform", "normal", "standard_normal", "bernoulli"})
 # Packages that divide nothing by worker, whatever is called in them, beside Python's own …
@@ -229,18 +232,26 @@ def divides_by_worker_alone(projection: Projection, dataset: Instance) -> bool:
 def _is_followed(projection: Projection, reached: Reached) -> bool:
     """Return whether code calls nothing that may hand out items in another way than it is written there."""
     own = {module.name.partition(".")[0] for module in projection.machine.script.modules}
-    for call, name in reached.calls():
+    for _, name in reached.calls():
         root = name.partition(".")[0]
         known = root in sys.stdlib_module_names or root in _READING or root in own
-        if (root and not known) or root in _HANDING_OUT or last_name(call.func) in _CHOOSING:
+        if (root and not known) or root in _HANDING_OUT:
             return False
-    return True
+    return not _draws(reached, _CHOOSING)
 
 
 def _makes_up(reached: Reached) -> bool:
     """Return whether code draws numbers from what each process has of its own."""
-    drawn = (call for call, _ in reached.calls() if last_name(call.func) in _MAKING_UP)
-    return any(all(word.arg != "generator" for word in call.keywords) for call in drawn)
+    return _draws(reached, _MAKING_UP)
+
+
+def _draws(reached: Reached, names: frozenset[str]) -> bool:
+    """Return whether code draws by functions of some names from another generator than one that it gives a seed."""
+    return any(
+        isinstance(call, ast.Call) and last_name(call.func) in names and not has_seed(call, module.body_around(call))
+        for module, place in (*reached.places, *reached.made)
+        for call in descend(place)
+    )
 
 
 # What is set on a data set while workers keep their copies of it.

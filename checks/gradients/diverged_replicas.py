@@ -78,7 +78,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     value_of_root,
 )
-from ddpdoctor.source.ranks.rank_local_values import TORCHS, seeded
+from ddpdoctor.source.ranks.random_numbers import differs
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.recorded_calls import (
@@ -354,8 +354,7 @@ def _numbered(projection: Projection, event: Event) -> str:
     numbers = (*event.positional, *event.named.values())
     own = any(differ_by_rank(one) or DRAWN in tags_of(one) for one in numbers)
     if event.name == DRAWN_ANEW:
-        apart = constant(event.named["apart"])
-        own = (isinstance(apart, frozenset) and TORCHS in apart) or TORCHS not in seeded(projection.machine.script)
+        own = differs(event.named["state"])
     changed = _what(projection, event) if own else ""
     return f"the {changed}" if changed in ("gradients", "parameters") else ""
 

@@ -57,13 +57,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PIECES
 from ddpdoctor.source.ranks.launches import runs_given
-from ddpdoctor.source.ranks.rank_local_values import (
-    DECIDED,
-    chooses_keys,
-    drawn_apart,
-    of_unread,
-    reduced,
-)
+from ddpdoctor.source.ranks.random_numbers import FORGETS_ORDER, drawn, of_unread, orders
+from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -143,17 +138,14 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.values)
         result = call_external(machine, node, function.name, given)
         result = reduced(machine, node, function.name, None, given, result)
-        result = _ordered(machine, node, function.name, given, result)
-        result = _in_form(function.name, given, result)
-        return drawn_apart(machine, node, function, function.name, given, result)
+        return _ordered(machine, node, function, function.name, given, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(given.positional)
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
         result = reduced(machine, node, function.name, function.receiver, given, result)
-        result = _in_form(function.name, given, result)
-        return drawn_apart(machine, node, function, function.name, given, result)
+        return _ordered(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, given)
         if function.receiver is not None and machine.wrapped:
@@ -188,26 +180,27 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
     return Unknown(result.varying, opaque=True, tags=result.tags)
 
 
-# Functions that put their argument in a random order, or return such an order.
-_SHUFFLES = frozenset({"random.shuffle", "numpy.random.shuffle"})
-_ORDERS = frozenset({"random.sample", "numpy.random.permutation", "torch.randperm"})
-
-
-def _ordered(machine: Machine, node: ast.AST, name: str, given: Arguments, result: Value) -> Value:
-    """Return the result of a library function, marked where it draws an order, or cuts what has one into pieces."""
-    if name in _ORDERS:
-        return tagged(result, frozenset({(ORDER, machine.object_number(node))}))
-    if name in _SHUFFLES and given.positional and isinstance(node, ast.Call) and node.args:
-        drawn = frozenset({(ORDER, machine.object_number(node))})
-        overwrite(machine, node.args[0], tagged(given.positional[0], drawn))
-    if name.rpartition(".")[2] in DIVIDING and any(kind == ORDER for kind, _ in tags_of(result)):
-        return tagged(result, frozenset({(PIECES, machine.object_number(node))}))
-    return result
-
-
-def _in_form(name: str, given: Arguments, result: Value) -> Value:
-    first = constant(given.positional[0]) if given.positional else ""
-    return stamped(result, name.rpartition(".")[2], first)
+def _ordered(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
+    """Return the result of a library's call, marked where it draws an order, or cuts what has one into pieces."""
+    last = name.rpartition(".")[2]
+    result, becomes = drawn(machine, node, function, name, given, result)
+    if becomes is not None and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        overwrite(machine, node.func.value, becomes)
+    result = stamped(result, last, constant(given.positional[0]) if given.positional else "")
+    if orders(function, name, given):
+        drawn_here = frozenset({(ORDER, machine.object_number(node))})
+        if last == "shuffle" and given.positional and isinstance(node, ast.Call) and node.args:
+            overwrite(machine, node.args[0], tagged(given.positional[0], drawn_here))
+        return tagged(result, drawn_here)
+    if not any(kind == ORDER for kind, _ in tags_of(result)):
+        return result
+    if last in FORGETS_ORDER:
+        kept = frozenset(tag for tag in tags_of(result) if tag[0] != ORDER)
+        result = Unknown(is_varying(result), False, kept)
+        if last == "sort" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            overwrite(machine, node.func.value, result)
+        return result
+    return tagged(result, frozenset({(PIECES, machine.object_number(node))})) if last in DIVIDING else result
 
 
 def _call_instance(machine: Machine, node: ast.AST, value: Instance, given: Arguments) -> Value:

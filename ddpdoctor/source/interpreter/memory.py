@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
     RANKS,
+    UNSEEDED,
     Arguments,
     Const,
     External,
@@ -94,6 +95,8 @@ class Memory:
         self.in_parent = spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()
+        for generator in range(3):
+            self.store.write((-1, f"state {generator}"), UNSEEDED)
         self.mask = ALL_RANKS
         self.gone = 0
         """Mask of the ranks that left the program."""
@@ -148,8 +151,8 @@ class Memory:
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""
-        self.draws_apart: set[int] = set()
-        """The generators that the ranks have seeded differently."""
+        self.draws: dict[tuple[ast.AST, tuple[Frame, ...]], Value] = {}
+        """In which states recorded draws of random numbers found their generators, by node and chain."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
         self.counting: set[ast.AST] = set()

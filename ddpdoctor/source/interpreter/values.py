@@ -235,6 +235,8 @@ REDUCED: Tag = ("reduced", 0)
 """Of what ``dist.reduce`` made whole on one rank alone."""
 NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
+UNSEEDED = ExternalObject(0, "unseeded")
+"""State of a generator of random numbers to which each process gives its own."""
 NO_CONTEXT = External("contextlib.nullcontext")
 """The context that changes nothing."""
 NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")

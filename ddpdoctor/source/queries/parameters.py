@@ -59,7 +59,7 @@ def unused_parts(projection: Projection) -> Iterator[Verdict]:
 
     Of several models that a setting chooses from only where each of them has such an attribute.
     """
-    demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
+    demanding = [wrap for wrap in projection.in_course("wrap") if demands_all(wrap)]
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
     fits = [fit for fit, one in fits_on_several(projection) if not searches_unused(projection.machine, one)]
     seen, left = set[ast.ClassDef](), set[tuple[ast.ClassDef, str]]()
@@ -84,7 +84,7 @@ def _unused_in(
 
     ``seen`` has the classes that were looked at, ``left`` their attributes that nothing comes to.
     """
-    machine, frozen = projection.machine, _frozen_before(projection, wrap)
+    machine, frozen = projection.machine, frozen_before(projection, wrap)
     found: list[tuple[Instance, list[str], bool]] = []
     for part in _readable_parts(machine, model):
         if part.cls.node in seen or part.number in frozen:
@@ -92,7 +92,7 @@ def _unused_in(
         seen.add(part.cls.node)
         held = [
             name
-            for name in _parameter_attributes(machine, part)
+            for name in parameter_attributes(machine, part)
             if getattr(machine.store.get(part.number, name), "number", None) not in frozen
         ]
         unused = [name for name in held if not _is_used(machine, part, name)]
@@ -156,7 +156,7 @@ def _unused(
     )
 
 
-def _frozen_before(projection: Projection, wrap: Event) -> set[int]:
+def frozen_before(projection: Projection, wrap: Event) -> set[int]:
     """Return the numbers of the modules of which parameters, possibly all, want no gradient when they are wrapped."""
     events = [event for event in projection.in_course("training") if event.ordinal < wrap.ordinal]
     off = [event for event in events if event.name == SET_REQUIRES_GRAD and constant(event.positional[0]) is not True]
@@ -197,13 +197,14 @@ def needless_searches(projection: Projection) -> Iterator[tuple[Event, int]]:
         flag = wrap.argument("find_unused_parameters", _UNUSED_POSITION)
         if flag is None or constant(flag) is not True or constant(wrap.named.get("static_graph", Const(False))) is True:
             continue
-        modules = list(_modules_of(machine, wrap))
+        modules = list(modules_of(machine, wrap))
         count = _always_used(machine, wrap, modules)
         if count:
             yield wrap, count
 
 
-def _demands_all(wrap: Event) -> bool:
+def demands_all(wrap: Event) -> bool:
+    """Return whether a wrap of DDP waits for the gradients of all parameters in each step."""
     return (
         wrap.complete
         and len(wrap.positional) <= _UNUSED_POSITION
@@ -211,7 +212,7 @@ def _demands_all(wrap: Event) -> bool:
     )
 
 
-def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
+def modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
     """Yield the project's modules in a wrapped module; none if the module itself is not certain."""
     module = _module_of(wrap)
     if module is not None and len(list(options_of(module))) == 1:
@@ -234,7 +235,8 @@ def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and (set(names) == {"torch.nn.Module"} or set(names) <= MODULES)
 
 
-def _parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
+def parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
+    """Yield the attributes of a module that certainly have parameters."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
         if value is not None and has_parameters(machine, value):
@@ -257,7 +259,7 @@ def has_parameters(machine: Machine, value: Value) -> bool:
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
     if isinstance(value, Instance):
-        return _is_readable(machine, value.cls) and next(_parameter_attributes(machine, value), None) is not None
+        return _is_readable(machine, value.cls) and next(parameter_attributes(machine, value), None) is not None
     return False
 
 
@@ -461,7 +463,7 @@ def _skips_absent_part(node: ast.AST, names: Sequence[str]) -> bool:
         return False
     asked, (other,), (operator,) = node.test.left, node.test.comparators[:1], node.test.ops[:1]
     is_there = isinstance(operator, ast.IsNot) and isinstance(other, ast.Constant) and other.value is None
-    if not (is_there and len(node.test.ops) == 1 and _is_own(asked)):
+    if not (is_there and len(node.test.ops) == 1 and is_own(asked)):
         return False
     inside = [inner for statement in node.body for inner in descend(statement)]
     if any(isinstance(inner, (ast.Return, ast.Raise)) for inner in inside):
@@ -472,12 +474,13 @@ def _skips_absent_part(node: ast.AST, names: Sequence[str]) -> bool:
 
 def _goes_through_parts(node: ast.AST) -> bool:
     """Return whether a loop goes through all parts, ``for layer in self.layers``, without ``return`` or ``raise``."""
-    if not isinstance(node, ast.For) or node.orelse or not _is_own(node.iter):
+    if not isinstance(node, ast.For) or node.orelse or not is_own(node.iter):
         return False
     return not any(isinstance(inner, (ast.Return, ast.Raise)) for inner in descend(node))
 
 
-def _is_own(node: ast.AST) -> bool:
+def is_own(node: ast.AST) -> bool:
+    """Return whether an expression is an attribute of ``self``."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 

@@ -37,7 +37,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE
-from ddpdoctor.source.ranks.rank_local_values import LISTED, TORCHS, is_found_alike, lists_names, seeded
+from ddpdoctor.source.ranks.random_numbers import DRAWN_UNSEEDED, is_found_alike, seeds_by_rank
+from ddpdoctor.source.ranks.rank_local_values import LISTED, lists_names
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
@@ -59,7 +60,6 @@ _RANK_WORDS = frozenset(
 # Words for the part of a rank, in the class of a sampler.
 _SHARES = regex(r"shard|replica|world|process|worker", re.IGNORECASE)
 _FORWARDS = ("bare forward", UNWRAPPED_FORWARD)
-_DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 
 class Feeding(msgspec.Struct, frozen=True, eq=False):
@@ -225,7 +225,7 @@ def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
     if not bases or any(base != External("torch.utils.data.Sampler") for base in bases):
         return False
     names, held = machine.store.names(sampler.number), machine.store.held(sampler.number)
-    if machine.draws_apart or any(map(is_varying, held)) or any("sampler" in name for name in names):
+    if seeds_by_rank(machine) or any(map(is_varying, held)) or any("sampler" in name for name in names):
         return False
     if any(isinstance(option, ExternalObject) for value in held for option in options_of(value)):
         return False  # It may take what another sampler gives it.
@@ -369,10 +369,8 @@ def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
 def is_drawn(machine: Machine, loader: Event) -> bool:
     """Return whether a loader's data are random numbers that nothing seeds: each rank has its own."""
     made = machine.object(loader.argument("dataset", 0) or NONE)
-    if made is None or made.name != "torch.utils.data.TensorDataset" or TORCHS in seeded(machine.script):
-        return False
-    parts = made_from(made.node, made.module.body_around(made.node))
-    return any(isinstance(part, ast.Call) and made.module.resolve(part.func) in _DRAWS for part in parts)
+    tensors = made.positional if made is not None and made.name == "torch.utils.data.TensorDataset" else ()
+    return any(DRAWN_UNSEEDED in tags_of(one) for one in tensors)
 
 
 def _mentions_ranks(node: ast.AST) -> bool:

@@ -6,7 +6,7 @@ The tags of a value are its origins; a value that was decided by such a conditio
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ddpdoctor.files import regex
@@ -28,7 +28,6 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     DictValue,
     ExternalObject,
-    Function,
     Instance,
     OneOf,
     PerRank,
@@ -40,18 +39,16 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_agreed,
-    is_guessed,
     is_varying,
     options_of,
-    parts_of,
     tagged,
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
+from ddpdoctor.source.ranks.random_numbers import NUMPYS, PYTHONS, draws_own, generator_of, seeded
 from ddpdoctor.source.script.call_graph import adds_key
-from ddpdoctor.source.script.module import descend, last_name, once, once_each
-from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, SEEDING, text_hints_at_ranks
+from ddpdoctor.source.script.module import descend, last_name, once_each
+from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
 
 DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
@@ -70,8 +67,8 @@ POLLED: Tag = ("files", 2)
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
-    "batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT,
-    "statistic", "reduced", "result", ORDER, PIECE, PIECES,
+    "batch", "ddp", "own", "clock", "files", "random", "drawn", "unseeded", "store", "counted", "item", "members",
+    EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -81,9 +78,6 @@ _CLOCK = regex(r"^(time|datetime)\.")
 # Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
 _LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
-_RANDOM = regex(r"^(random|numpy\.random|torch)\.")
-PYTHONS, NUMPYS, TORCHS, OWN = range(4)
-"""The generators of ``random``, of ``numpy.random`` and of torch that a process has, and one that it makes."""
 _STORE = regex(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
@@ -102,14 +96,8 @@ def origin_of(name: str) -> frozenset[Tag]:
     for kind, pattern in (("clock", _CLOCK), ("files", _FILES)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
-    generator = _generator_of(name)
+    generator = generator_of(name)
     return frozenset({("random", generator)}) if generator in (PYTHONS, NUMPYS) else frozenset()
-
-
-def _generator_of(name: str) -> int:
-    """Return whose random numbers a library function draws or seeds, by its full name; -1 where that is not known."""
-    match = _RANDOM.match(name)
-    return -1 if match is None else {"random": PYTHONS, "numpy.random": NUMPYS, "torch": TORCHS}[match[1]]
 
 
 def lists_names(name: str) -> bool:
@@ -317,24 +305,6 @@ def is_own_loader(machine: Machine, number: int) -> bool:
     return dataset is not None and is_varying(dataset)
 
 
-@once
-def seeded(script: Script) -> frozenset[int]:
-    """Return the generators that a script gives a seed; a function of unknown code that may seed, by its name, all."""
-    return frozenset(_seeded(script))
-
-
-def _seeded(script: Script) -> Iterator[int]:
-    own = {function.name for module in script.modules for function in module.index.of(ast.FunctionDef)}
-    for module in script.modules:
-        for name in filter(SEEDING.search, module.calls_by_name):
-            for call in module.calls_by_name[name]:
-                generator = _generator_of(module.resolve(call.func))
-                if generator >= 0:
-                    yield generator
-                elif name not in own and not name.startswith("manual_seed"):  # of one of torch's generators
-                    yield from (PYTHONS, NUMPYS, TORCHS)
-
-
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
     for inner in descend(node):
         if isinstance(inner, ast.Name):
@@ -376,7 +346,7 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
-    if full and (RANK_VARYING_CALLS.match(full) or draws_by_rank(machine, full)):
+    if full and (RANK_VARYING_CALLS.match(full) or draws_own(machine, full)):
         return True
     if last in _FILE_METHODS and not node.args:
         return True
@@ -384,8 +354,6 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     if isinstance(node.func, ast.Attribute):
         inside.append(node.func.value)
     if any(_varies(machine, part) for part in inside):
-        return True
-    if _draws_unseeded(machine, full):
         return True
     return not full.startswith(("torch.", "math.", "numpy.")) and _runs_project_code(machine, node.func)
 
@@ -448,88 +416,6 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
     module = machine.script.module(cls.module)
     return module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
-
-
-# Draws by a seed of the rank's own: generators, and environments that are played.
-
-TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
-"""Functions and methods whose first argument is a seed; others have a keyword of that name."""
-# Draws from torch's own generator, which begins each process with a seed of its own.
-_DRAWS = frozenset(
-    f"torch.{name}"
-    for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randn", "randn_like")
-)
-_GENERATOR = "torch.Generator"
-# Kinds of the tags of what no two ranks have alike.
-_OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
-
-
-def drawn_apart(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
-    """Return the result of a call; after one that seeds by the rank, it and its object draw the rank's own numbers."""
-    generator = given.named.get("generator")
-    if generator is None and draws_by_rank(machine, name):
-        return Unknown(True, False, frozenset({DRAWN}))
-    # One number decides something, as the data of an example do not.
-    if generator is None and getattr(result, "elements", 1) == 1 and _draws_unseeded(machine, name):
-        return Unknown(True, False, frozenset({("random", TORCHS)}))
-    if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
-        return Unknown(True, False, frozenset({DRAWN}))
-    seed = given.named.get("seed")
-    if seed is None and given.positional and name.rpartition(".")[2] in TAKES_SEED:
-        seed = given.positional[0]
-    if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
-        return result
-    if isinstance(function, BoundMethod) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        receiver = function.receiver
-        if isinstance(receiver, (Unknown, BoundMethod)) or _is_own(receiver):
-            overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
-    return Unknown(True, result.opaque, result.tags | {DRAWN})
-
-
-def _draws_unseeded(machine: Machine, name: str) -> bool:
-    return name in _DRAWS and TORCHS not in seeded(machine.script)
-
-
-def draws_by_rank(machine: Machine, name: str) -> bool:
-    """Return whether a function draws from torch's generator after the ranks have seeded that differently."""
-    return (_generator_of(name) in machine.draws_apart) and (name in _DRAWS or not name.startswith("torch."))
-
-
-def is_own_seed(seed: Value) -> bool:
-    """Return whether a seed differs between ranks; the epoch of a checkpoint does not, which all of them find alike."""
-    return is_varying(seed) and not is_found_alike(seed)
-
-
-def is_found_alike(value: Value) -> bool:
-    """Return whether a value differs between ranks only where their disks do, which they mostly share."""
-    if isinstance(value, (SequenceValue, DictValue)) or (isinstance(value, OneOf) and not value.varying):
-        return all(is_found_alike(part) for part in parts_of(value) if is_varying(part))
-    kinds = {kind for kind, _ in value.tags} if isinstance(value, Unknown) else set()
-    return "files" in kinds and kinds.isdisjoint(_OWN_ORIGINS)
-
-
-def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) -> Value:
-    """Return the result of an unread function of the project; with an object that draws by the rank, it varies."""
-    result = derived(arguments)
-    players = [*arguments, *(() if function.receiver is None else (function.receiver,))]
-    held = (value for one in players if isinstance(one, Instance) for value in machine.store.held(one.number))
-    if any(DRAWN in tags_of(value) for value in held):
-        return Unknown(True, False, result.tags | {DRAWN})
-    return result
-
-
-def _is_own(receiver: Value) -> bool:
-    """Return whether an object may draw for the rank alone: torch's generator, or anything that is not torch's."""
-    return isinstance(receiver, ExternalObject) and (
-        receiver.name == _GENERATOR or not receiver.name.startswith("torch.")
-    )
-
-
-def _is_guessed(machine: Machine, node: ast.AST) -> bool:
-    """Return whether a rank in the arguments is one by its name alone: environments are numbered so as well."""
-    arguments = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
-    names = (inner for argument in arguments for inner in descend(argument) if isinstance(inner, ast.Name))
-    return any(is_guessed(machine.evaluate(machine, inner)) for inner in names)
 
 
 STATISTIC = "statistic"

@@ -26,7 +26,8 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import TORCHS, chooses_keys, of_own_data
+from ddpdoctor.source.ranks.random_numbers import TORCHS, is_by_rank, state_of
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, of_own_data
 from ddpdoctor.source.script.module import once_each
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
@@ -77,7 +78,9 @@ def call_wrapped(machine: Machine, node: ast.AST, value: ExternalObject, given: 
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
     drawn = (
-        TORCHS in machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
+        is_by_rank(state_of(machine, TORCHS))
+        and result.tags == tags
+        and any(isinstance(value, Unknown) for value in arguments)
     )
     result = Unknown(result.varying or drawn, False, result.tags)
     return of_own_data(result) if tags else result

@@ -55,10 +55,8 @@ from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
+from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
-    NUMPYS,
-    PYTHONS,
-    TORCHS,
     agrees_by_name,
     extent_of,
     makes_members,
@@ -117,7 +115,6 @@ from ddpdoctor.source.vocabulary import (
     PROCESSES,
     RANK_AND_SIZE,
     RUNNERS,
-    SEEDS_EVERYTHING,
     SPAWNERS,
     SYNCHRONISES,
     collective_methods,
@@ -533,19 +530,6 @@ def _islice(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return strided(machine, node, given.positional, result)
 
 
-def _seed_of(*generators: int) -> Handler:
-    """Return what a function does that gives the generators of a process a seed."""
-
-    def seed(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-        values = given.values
-        if machine.mask == ALL_RANKS & ~machine.gone:
-            apart = machine.draws_apart
-            (apart.update if any(map(is_varying, values)) else apart.difference_update)(generators)
-        return derived(values)
-
-    return seed
-
-
 def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
     model = given.value("predictor", 3)
@@ -612,10 +596,7 @@ _SPECIAL: dict[str, Handler] = {
     "os.getenv": _environment,
     "os.environ.get": _environment,
     "os.environ.setdefault": _environment,
-    **dict.fromkeys(("torch.manual_seed", "torch.random.manual_seed"), _seed_of(TORCHS)),
-    "random.seed": _seed_of(PYTHONS),
-    "numpy.random.seed": _seed_of(NUMPYS),
-    **dict.fromkeys(SEEDS_EVERYTHING, _seed_of(PYTHONS, NUMPYS, TORCHS)),
+    **SEEDS,
     DATA_LOADER: make_loader,
     DISTRIBUTED_SAMPLER: make_sampler,
     DDP: make_ddp,

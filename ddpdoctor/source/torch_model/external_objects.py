@@ -65,10 +65,10 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import SHARE
+from ddpdoctor.source.ranks.random_numbers import OWN
 from ddpdoctor.source.ranks.rank_local_values import (
     COUNTED,
     LISTED,
-    OWN,
     OWN_KINDS,
     POLLED,
     UNREAD_ITEM,

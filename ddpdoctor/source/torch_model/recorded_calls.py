@@ -32,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.ranks.random_numbers import DATA_METHODS, ORDERING_METHODS, TORCHS, state_of
 from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE, SEEDING
@@ -82,10 +83,10 @@ def is_in_place(name: str) -> bool:
 
 
 def _note_draw(machine: Machine, node: ast.AST, given: Arguments, receiver: Value | None = None) -> None:
-    """Record that something is drawn anew beside a DDP object, with which generators have seeds by rank."""
+    """Record that something is drawn anew beside a DDP object, with the state of torch's generator."""
     if machine.wrapped and "generator" not in given.named:
-        apart = Const(frozenset(machine.draws_apart))
-        machine.note("training", DRAWN_ANEW, node, Arguments(given.positional, {"apart": apart}), receiver=receiver)
+        state = {"state": state_of(machine, TORCHS)}
+        machine.note("training", DRAWN_ANEW, node, Arguments(given.positional, state), receiver=receiver)
 
 
 def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
@@ -167,10 +168,6 @@ LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
 """Methods that decide which of a process's log lines are shown."""
 PRINT_REPLACED = "replace print"
 """Name of the event of ``builtins.print = something_else``."""
-DATA_METHODS = frozenset({"shuffle", "train_test_split"})
-"""Methods of the data sets of Hugging Face that draw random numbers."""
-ORDERING_METHODS = frozenset({"shuffle", "permutation"})
-"""Methods of generators that put something in a random order."""
 KEPT_METHODS = (
     STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS | LOGGER_METHODS | ORDERING_METHODS
 )
@@ -192,7 +189,7 @@ UNWRAPPED_FORWARD = "forward outside of DDP"
 CHANGED = "changed in place"
 """Name of the event of ``parameter.grad.mul_(0.5)`` or ``parameter.data = other`` on some ranks or by the rank."""
 DRAWN_ANEW = "drawn anew"
-"""Name of the event of ``parameter.normal_()``; its argument ``apart`` holds the generators with a seed by rank."""
+"""Name of the event of ``parameter.normal_()``; its argument ``state`` is that of torch's generator."""
 _FIXED = frozenset({"constant_", "ones_", "zeros_", "eye_", "dirac_"})
 # Methods of a tensor, and of a module, that draw it anew.
 _DRAWING = frozenset(
