@@ -183,7 +183,7 @@ class _Place(NamedTuple):
 
 def is_only_shown(script: Script, event: Event) -> bool:
     """Return whether no condition, backward, attribute, state or unknown call gets what a collective has reduced."""
-    places = list(_call_chain(script, event))
+    places = list(call_chain(script, event))
     if event.name == "gather":
         # Of torch it fills a list; what a framework's returns is the number.
         of_torch = event.module.resolve(getattr(event.node, "func", event.node)).startswith("torch.")
@@ -194,7 +194,7 @@ def is_only_shown(script: Script, event: Event) -> bool:
     return _follow(script, places, {arguments[0].id}, 0)
 
 
-def _call_chain(script: Script, event: Event) -> Iterator[_Place]:
+def call_chain(script: Script, event: Event) -> Iterator[_Place]:
     """Yield the collective's call, then the call that leads to it in each caller, as far as each is the only one."""
     yield _Place(event.module, event.node)
     by_file = {str(module.path): module for module in script.modules}
