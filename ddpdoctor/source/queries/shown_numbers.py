@@ -22,6 +22,8 @@ _AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float", "double", "to"
 # Functions that make a tensor or a number of one that they are given.
 _MADE_OF = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor", "float", "full", "stack", "cat"})
 _SUMS = frozenset({"sum", "numel", "size", "len", "count_nonzero", "nansum"})
+# Functions and methods that keep a number, or a bound in its place.
+_BOUNDED = frozenset({"max", "clamp", "clip", "clamp_min"})
 _MEANS = frozenset({"mean", "nanmean"})
 # In the names of the functions of torch.nn.functional, and of the classes of torch.nn, that give a mean by default.
 _LOSSES = ("loss", "entropy", "kl_div")
@@ -61,19 +63,32 @@ def number_kind(
         parts = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
         kinds = {number_kind(modules, module, around, part, line, depth + 1) for part in parts}
         return kinds.pop() if len(kinds) == 1 else "unknown"
+    if name in _BOUNDED:
+        held = node.args[0] if isinstance(node.func, ast.Name) and node.args else getattr(node.func, "value", node.func)
+        return number_kind(modules, module, around, held, line, depth + 1)
     if name in _SUMS:
         return "sum"
-    if name in _MEANS:
+    if name in _MEANS or _is_mean_loss(modules, module, node):
         return "mean"
-    return "mean" if _is_mean_loss(modules, module, node) else "unknown"
+    return _of_results(modules, name, depth)
+
+
+def _of_results(modules: Sequence[Module], name: str, depth: int) -> NumberKind:
+    """Return what kind of number the only function of a name returns."""
+    kinds = {
+        number_kind(modules, home, function, one.value, one.lineno, depth + 1)
+        for home, function in functions_named(modules, name)
+        for one in nodes_of(function)
+        if isinstance(one, ast.Return) and one.value is not None
+    }
+    return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
 def _of_variable(
     modules: Sequence[Module], module: Module, around: ast.AST, node: ast.expr, line: int, depth: int
 ) -> NumberKind:
     text = ast.unparse(node)
-    added = (one for one in module.index.within(around, ast.AugAssign) if one.lineno < line)
-    if any(ast.unparse(one.target) == text and isinstance(one.op, ast.Add) for one in added):
+    if _is_counted_up(module, around, text, line):
         return "sum"
     assigned = [pair for one in module.index.within(around, ast.Assign) for pair in pairs_of(one) if one.lineno <= line]
     values = [value for target, value in assigned if ast.unparse(target) == text]
@@ -84,8 +99,44 @@ def _of_variable(
             number_kind(modules, caller, caller.body_around(call), given, call.lineno, depth + 1)
             for caller, call, given in given_for(modules, around, text)
         }
-        return kinds.pop() if len(kinds) == 1 else "unknown"
-    return "unknown"
+        if kinds:
+            return kinds.pop() if len(kinds) == 1 else "unknown"
+    return _of_attribute(modules, module, around, node, depth) if isinstance(node, ast.Attribute) else "unknown"
+
+
+def _is_counted_up(module: Module, around: ast.AST, text: str, line: int) -> bool:
+    """Return whether a variable is added to before a line, or numbers the turns of a loop."""
+    numbers = (
+        one.target.elts[0] if isinstance(one.target, ast.Tuple) else one.target
+        for one in module.index.within(around, ast.For)
+        if isinstance(one.iter, ast.Call) and last_name(one.iter.func) in ("enumerate", "range")
+    )
+    added = (one for one in module.index.within(around, ast.AugAssign) if one.lineno <= line)
+    return any(_adds(one, text) for one in added) or any(ast.unparse(one) == text for one in numbers)
+
+
+def _of_attribute(
+    modules: Sequence[Module], module: Module, around: ast.AST, node: ast.Attribute, depth: int
+) -> NumberKind:
+    """Return what kind of number an attribute is that the methods of a class add to, or that a property computes."""
+    classes = [(home, cls) for home in modules for cls in home.index.of(ast.ClassDef)]
+    if ast.unparse(node.value) == "self":
+        classes = [(module, one) for one in module.ancestors(around) if isinstance(one, ast.ClassDef)][:1]
+    name = f"self.{node.attr}"
+    adding = [cls for home, cls in classes if any(_adds(one, name) for one in home.index.within(cls, ast.AugAssign))]
+    adding += [cls for home, cls in classes if any(_adds(one, name) for one in home.index.within(cls, ast.Assign))]
+    return "sum" if len(set(adding)) == 1 else _of_results(modules, node.attr, depth)
+
+
+def _adds(statement: ast.Assign | ast.AugAssign, name: str) -> bool:
+    """Return whether a statement adds to a variable."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and ast.unparse(statement.target) == name
+    value = statement.value
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        return False
+    added = name in (ast.unparse(value.left), ast.unparse(value.right))
+    return added and any(ast.unparse(target) == name for target in statement.targets)
 
 
 def _is_mean_loss(modules: Sequence[Module], module: Module, call: ast.Call) -> bool:
