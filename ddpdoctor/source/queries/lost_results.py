@@ -50,8 +50,8 @@ def lost_results(projection: Projection) -> Iterator[LostResult]:
         made = _made_for(projection, event)
         if made is None or made.node in seen:
             continue
-        is_list = event.name == _OF_OBJECTS and isinstance(made.node, ast.List)
-        parts = made.node.elts if is_list else [made.node] if _is_new(made.node) else []  # type: ignore[attr-defined]
+        new = event.name == _OF_OBJECTS if isinstance(made.node, ast.List) else _is_new(made.node)
+        parts = [made.node] if new and isinstance(made.node, ast.expr) else []
         for one in (one for part in parts for one in _variables_in(part)):
             use = None if last_name(one) in others else _used(projection, made, ast.unparse(one))
             if use is not None:

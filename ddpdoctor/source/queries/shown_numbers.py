@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ddpdoctor.source.events import Condition, Event
+from ddpdoctor.source.events import Condition, Event, Placed
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.origins import given_for, pairs_of
 from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
@@ -225,13 +225,6 @@ _DEEPEST = 5
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _Place(NamedTuple):
-    """An expression that holds the number, and the call chain around it, innermost first."""
-
-    module: Module
-    node: ast.AST
-
-
 def is_only_shown(script: Script, event: Event) -> bool:
     """Return whether no condition, backward, attribute, state or unknown call gets what a collective has reduced."""
     places = list(call_chain(script, event))
@@ -245,9 +238,9 @@ def is_only_shown(script: Script, event: Event) -> bool:
     return _follow(script, places, {arguments[0].id}, 0)
 
 
-def call_chain(script: Script, event: Event) -> Iterator[_Place]:
-    """Yield the collective's call, then the call that leads to it in each caller, as far as each is the only one."""
-    yield _Place(event.module, event.node)
+def call_chain(script: Script, event: Event) -> Iterator[Placed]:
+    """Yield a collective's call, then the call that leads to it in each caller, as far as each is the only one."""
+    yield Placed(event.node, event.module)
     by_file = {str(module.path): module for module in script.modules}
     for inner, frame in zip(event.chain, event.chain[1:], strict=False):
         module, name = by_file.get(frame.file), inner.function.rpartition(".")[2]
@@ -255,14 +248,14 @@ def call_chain(script: Script, event: Event) -> Iterator[_Place]:
         on_line = [call for call in calls if call.lineno <= frame.line <= (call.end_lineno or call.lineno)]
         if module is None or len(on_line) != 1:
             return
-        yield _Place(module, on_line[0])
+        yield Placed(on_line[0], module)
 
 
-def _follow(script: Script, places: Sequence[_Place], names: set[str], depth: int) -> bool:
+def _follow(script: Script, places: Sequence[Placed], names: set[str], depth: int) -> bool:
     """Follow the number through the function around the first place; ``names`` hold it there beside the node."""
     if not places or depth > _DEEPEST:
         return False
-    module, node = places[0]
+    module, node = places[0].module, places[0].node
     function = function_around(module, node)
     found = _Uses(script, module, function, node, set(names), depth)
     if not found.harmless():
