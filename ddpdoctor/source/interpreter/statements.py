@@ -197,7 +197,7 @@ def _while(machine: Machine, statement: ast.While) -> None:
 
         def turn() -> None:
             nonlocal own
-            own = own_test(machine, statement.test, truth_of(machine, statement.test))
+            own = machine.loops[-1].bound = own_test(machine, statement.test, truth_of(machine, statement.test))
             execute(machine, statement.body)
 
         def own_of_any_turn() -> OwnTest | None:
