@@ -348,7 +348,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     machine.gradients, machine.synchronising = gradients, synchronising
     if leave is not None:
         _finally(
-            machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3))
+            machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3))
         )
 
 
