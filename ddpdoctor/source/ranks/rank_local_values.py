@@ -207,13 +207,8 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
 
 def _is_by_number(value: Value) -> bool:
     """Return whether nothing but numbers of ranks and what is the same on all of them may be in a value."""
-    return {kind for kind, _ in tags_of(value)} <= {
-        "remainder",
-        "quotient",
-        "world-size",
-        "rank-of-job",
-        "rank-of-node",
-    }
+    numbers = {"remainder", "quotient", "world-size", "rank-of-job", "rank-of-node"}
+    return {kind for kind, _ in tags_of(value)} <= numbers
 
 
 def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
