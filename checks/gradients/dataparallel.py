@@ -28,7 +28,6 @@ References
 from __future__ import annotations
 
 import ast
-import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
