@@ -347,9 +347,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         machine.contexts.pop()
     machine.gradients, machine.synchronising = gradients, synchronising
     if leave is not None:
-        _finally(
-            machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3))
-        )
+        _finally(machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3)))
 
 
 def _method(machine: Machine, value: Value, name: str) -> Function | None:
