@@ -43,6 +43,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
+from ddpdoctor.source.queries.lost_results import OF_FORM, lost_results, statements_after
 from ddpdoctor.source.queries.origins import NAMED, Origins, pairs_of
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
@@ -85,6 +86,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from _not_waited_for(projection)
     yield from _into_one_tensor(projection)
     yield from _in_pieces(projection)
+    for lost in lost_results(projection):
+        made = lost.made.module.excerpt(lost.made.node, 60)
+        yield CHECK.finding(
+            f"{lost.collective.name} writes into `{made}`, which nothing reads: `{lost.name}` stays this rank's own",
+            remedy="Keep the tensor in a variable, and use that afterwards.",
+            locations=lost.made.location,
+            because=(f"`{lost.name}` is used here, with this rank's own value", lost.use.location),
+        )
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
         for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
@@ -105,7 +114,7 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding
     if not isinstance(statement, ast.Expr) or not call.args or not isinstance(call.args[0], (ast.Name, ast.Attribute)):
         return
     name = ast.unparse(call.args[0])
-    after = (node for _, nodes in _after(module, call) for node in nodes)
+    after = (node for _, nodes in statements_after(module, call) for node in nodes)
     uses = [node for node in after if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name]
     first = min(uses, key=lambda node: (node.lineno, node.col_offset), default=None)
     if first is not None and isinstance(first.ctx, ast.Load):
@@ -275,8 +284,7 @@ _STARTS = frozenset({"torch.distributed.irecv", "torch.distributed.isend", _BATC
 _WAITS = regex(r"^(wait(_\w+)?|\w*synchronize|\w*barrier|is_completed|get_future|destroy_process_group)$")
 # What collectives call the tensor that they write; a later one of these is what others of them read.
 _WRITTEN = ("gather_list", "tensor_list", "output_tensor_list", "output_tensor", "output", "tensor")
-# What is there of a tensor before its numbers are, views of it, and what only keeps it.
-_OF_FORM = frozenset({"shape", "size", "numel", "dim", "ndim", "dtype", "device", "element_size", "backward"})
+# Views of a tensor, and what only keeps it.
 _VIEWS = frozenset({"data", "detach", "view", "view_as", "reshape", "flatten", "chunk", "split", "unbind", "narrow"})
 _KEEPS = frozenset({"append", "extend", "put", "len", "id", "isinstance", "record_stream", "list", "tuple", "zip"})
 # Methods that are spelled as those that change numbers, and change none.
@@ -385,7 +393,7 @@ class _Handle:
     def _use(self, module: Module, made: ast.AST, holder: str) -> _Found:
         """Return the first use after a call, in its function or, of what is dropped, in the functions before it."""
         returned = False
-        for statement, nodes in _after(module, made):
+        for statement, nodes in statements_after(module, made):
             if any(getattr(one, "id", None) == holder or self._waits(one) for one in nodes):
                 return None
             for one in nodes:
@@ -426,7 +434,7 @@ class _Handle:
         if isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Load):
             return node is not around.value or self._reads(module, around)
         if isinstance(around, ast.Attribute):
-            return around.attr not in _OF_FORM | _KEEPS
+            return around.attr not in OF_FORM | _KEEPS
         last = last_name(around.func) if isinstance(around, ast.Call) else ""
         if isinstance(around, _PASSES_ON) or last in _KEEPS or f"torch.distributed.{last}" in COLLECTIVES:
             return False
@@ -529,21 +537,3 @@ def _names_that_wait(script: Script) -> frozenset[str]:
     while more := {one.name for one in functions if calls[one] & found} - found:
         found |= more
     return frozenset(found)
-
-
-def _after(module: Module, node: ast.AST) -> list[tuple[ast.stmt, list[ast.AST]]]:
-    """Return the statements that run after a node in its function, in order, each with the nodes of its own."""
-    function, first, last = function_around(module, node), getattr(node, "end_lineno", 0), len(module.lines)
-    for inner in (node, *module.ancestors(node)):
-        if inner is function:
-            break
-        blocks = (one for one in vars(module.parents[inner]).values() if isinstance(one, list) and inner in one)
-        jumps = [one for one in next(blocks, []) if isinstance(one, (ast.Return, ast.Raise, ast.Break, ast.Continue))]
-        # What stands behind such a one is on another path.
-        last = min([last, *(one.end_lineno or 0 for one in jumps if one.lineno > first)])
-    found: dict[ast.stmt, list[ast.AST]] = {}
-    for one in nodes_of(function):
-        if first < getattr(one, "lineno", 0) <= last and not module.in_other_arms(node, one):
-            statement = next(up for up in (one, *module.ancestors(one)) if isinstance(up, ast.stmt))
-            found.setdefault(statement, []).append(one)
-    return sorted(found.items(), key=lambda entry: (entry[0].lineno, entry[0].col_offset))

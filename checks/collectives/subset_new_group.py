@@ -2,7 +2,7 @@
 
 What it finds
     A call of `new_group` that a rank test keeps from some ranks. As a warning: a collective that a rank calls on a
-    group of which it is not a member.
+    group of which it is not a member, in the source where the group leaves one out however many there are.
 
 Why it is bad
     Every rank of the job has to call `new_group`, members or not, and in the same order: the ranks agree on the new
@@ -32,11 +32,14 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, Placed
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import finding_of, partings_by
+from ddpdoctor.source.queries.divergence import finding_of, function_around, nodes_of, partings_by
+from ddpdoctor.source.queries.shown_numbers import call_chain
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
-from ddpdoctor.source.script.module import descend, made_from
+from ddpdoctor.source.ranks.ranks import size_names
+from ddpdoctor.source.script.module import descend, last_name, made_from
 
 CHECK = Check(
     code="DDP309",
@@ -48,6 +51,7 @@ CHECK = Check(
     triggers=("new_group",),
 )
 _REMEDY = "Move new_group out of the rank test, so that every rank calls it, or pass use_local_synchronization=True."
+_MEMBERS_ONLY = "Call it on members of the group only, or on a group that holds every rank that needs the result."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -59,6 +63,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
             remedy="Make the group once, before the loop.",
             locations=made.location,
+            severity=Severity.WARNING,
+        )
+    for event, made in outsiders(whole_projection(script)):
+        yield CHECK.finding(
+            f"every rank calls {event.name} on a group without some of them, which has no effect there",
+            remedy=_MEMBERS_ONLY,
+            locations=event.location,
+            because=("the group is made here, of some of the ranks", made.location),
             severity=Severity.WARNING,
         )
 
@@ -79,7 +91,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
             f"without {verb(ranks, 'it', 'them')}, which has no effect there",
             basis=record.job.kind,
-            remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
+            remedy=_MEMBERS_ONLY,
             locations=location,
             ranks=tuple(sorted(ranks)),
             severity=Severity.WARNING,
@@ -107,3 +119,54 @@ def repeated_groups(projection: Projection) -> Iterator[Event]:
         if used and not depends:
             seen.add(made.node)
             yield made
+
+
+# Collectives that ranks call on a group which leaves them out.
+
+_JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+def outsiders(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Collectives with a result that every rank calls on a group of some of them, with where that is made."""
+    made = {event.node: event for event in projection.of_kind("collective") if event.name == "new_group"}
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective") if made else ():
+        group = event.named.get("group")
+        if not isinstance(group, ExternalObject) or event.ranks != ALL_RANKS or event.undecided or event.node in seen:
+            continue
+        maker = made.get(projection.machine.maker_of(group.number))  # type: ignore[call-overload]
+        if maker is None or not event.positional or not _leaves_out(projection, maker):
+            continue
+        if not any(map(_may_be_left, call_chain(projection.machine.script, event))):
+            seen.add(event.node)
+            yield event, maker
+
+
+def _may_be_left(place: Placed) -> bool:
+    """Return whether a function may be left before a call in it, by a condition that is not known."""
+    jumps = (one for one in nodes_of(function_around(place.module, place.node)) if isinstance(one, _JUMPS))
+    return any(one.lineno < getattr(place.node, "lineno", 0) for one in jumps)
+
+
+def _leaves_out(projection: Projection, made: Event) -> bool:
+    """Return whether a group lacks a rank, however many there are, by what it is made of."""
+    given = [word.value for word in getattr(made.node, "keywords", ()) if word.arg == "ranks"]
+    ranks: ast.expr | None = next(iter([*getattr(made.node, "args", ()), *given]), None)
+    function = function_around(made.module, made.node)
+    if isinstance(ranks, ast.Name):
+        assigned = made.module.assigning(function, ranks.id)
+        ranks = assigned[0].value if len(assigned) == 1 else None
+    if isinstance(ranks, ast.ListComp) and isinstance(ranks.elt, ast.Name) and not ranks.generators[0].ifs:
+        ranks = ranks.generators[0].iter if ranks.elt.id == last_name(ranks.generators[0].target) else None
+    while isinstance(ranks, ast.Call) and last_name(ranks.func) in ("list", "tuple", "sorted") and ranks.args:
+        ranks = ranks.args[0]
+    if isinstance(ranks, (ast.List, ast.Tuple)):
+        return len(ranks.elts) == 1 and isinstance(ranks.elts[0], ast.Constant)
+    if not isinstance(ranks, ast.Call) or last_name(ranks.func) != "range" or not ranks.args:
+        return False
+    start, stop, step = [*([ast.Constant(0)] if len(ranks.args) == 1 else []), *ranks.args, ast.Constant(1)][:3]
+    fewer = isinstance(stop, ast.BinOp) and isinstance(stop.op, ast.Sub) and isinstance(stop.right, ast.Constant)
+    of_size = last_name(getattr(getattr(stop, "left", None), "func", getattr(stop, "left", stop)))
+    above = [one.value for one in (start, step) if isinstance(one, ast.Constant) and isinstance(one.value, int)]
+    less = fewer and of_size in size_names(projection.machine.store)
+    return len(above) == 2 and (above[0] > 0 or above[1] > 1 or less)

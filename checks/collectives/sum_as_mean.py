@@ -313,7 +313,7 @@ def shown_sums(projection: Projection) -> Iterator[Finding]:
         if number_kind(modules, event.module, function, ast.parse(name, mode="eval").body, line) != "mean":
             continue
         part = _part(event.module, function, name, line)
-        if part.averages or _is_share(projection, event, function, name):
+        if part.averages or _is_rate(event) or _is_share(projection, event, function, name):
             continue
         if not part.returns_it:
             yield from _shown_in(part, event, name)
@@ -394,6 +394,11 @@ def _is_sum(event: Event) -> bool:
     if operation is None:
         return event.complete
     return isinstance(operation, External) and operation.name.endswith(".SUM") and constant(operation) is ...
+
+
+def _is_rate(event: Event) -> bool:
+    """Return whether what is summed was divided by a time: the ranks' samples a second add up to the job's."""
+    return any(kind == "clock" for value in event.positional[:1] for kind, _ in tags_of(value))
 
 
 def _is_share(projection: Projection, event: Event, function: ast.AST, name: str) -> bool:

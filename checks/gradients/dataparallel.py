@@ -1,7 +1,8 @@
 """nn.DataParallel is used instead of DistributedDataParallel.
 
 What it finds
-    A model wrapped in torch.nn.DataParallel in a script that never wraps one in DistributedDataParallel.
+    A model wrapped in torch.nn.DataParallel in a script that never wraps one in DistributedDataParallel. Also one that
+    is, or is part of, a model in DistributedDataParallel: each rank copies it to all GPUs.
 
 Why it is bad
     DataParallel drives all GPUs from one Python process: threads share one interpreter lock, the model is copied to
@@ -31,8 +32,11 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.source.projection import project
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import NONE, options_of
+from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DATA_PARALLEL
 
 CHECK = Check(
@@ -56,6 +60,25 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=location,
             severity=None if trains else Severity.ADVICE,
         )
+    for inner, wrap in inside_of_wraps(project(script)):
+        yield CHECK.finding(
+            "each rank of the job drives every GPU by this nn.DataParallel, which is part of a model in DDP",
+            remedy="Leave nn.DataParallel out: each process of DDP has a GPU of its own.",
+            locations=inner.location,
+            because=("the model that holds it is wrapped here", wrap.location),
+        )
+
+
+def inside_of_wraps(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Objects of ``nn.DataParallel`` in the models that DDP wraps; what may be one, where no condition asks for DDP."""
+    machine, seen = projection.machine, set[ast.AST]()
+    for wrap in projection.in_course("wrap"):
+        for part in parts_of_module(machine, wrap.argument("module", 0) or NONE):
+            options = list(options_of(part))
+            made = [one for one in map(machine.object, options) if one is not None and one.kind == "data-parallel"]
+            if made and made[0].node not in seen and (len(made) == len(options) or not wrap.undecided):
+                seen.add(made[0].node)
+                yield made[0], wrap
 
 
 # What is better: a script that calls one of them has its DataParallel for another way to be started.

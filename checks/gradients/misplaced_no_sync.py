@@ -28,6 +28,7 @@ References
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -47,7 +48,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
 from ddpdoctor.source.script.script import uses_part
 
 CHECK = Check(
@@ -370,7 +371,7 @@ def _judge(projection: Projection, backward: Event, number: int) -> Finding | No
         wrong = late_in_own_loop(settings, near, step)
         if wrong is not None:
             return _misplaced("last-unsynchronised", backward, _place_of(wrong), step)
-    return _wrong_turn(backward, near, moves)
+    return _wrong_turn(projection.machine.script.modules, backward, near, moves)
 
 
 def _place_of(setting: Event) -> ContextAround:
@@ -391,7 +392,9 @@ def _possible(event: Event) -> ContextAround | None:
     return next((context for context in event.contexts if NO_SYNC in options_of(context.value)), None)
 
 
-def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> Finding | None:
+def _wrong_turn(
+    modules: Sequence[Module], backward: Event, forwards: list[Event], moves: list[Event]
+) -> Finding | None:
     """Return a ``no_sync`` entered in the very turn in which the optimizer steps."""
     for step in moves:
         stepping = test_around(step)
@@ -401,19 +404,21 @@ def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> F
             context = _possible(forward)
             if context is None:
                 continue
-            entering = _condition_of_no_sync(forward, context)
+            entering = _condition_of_no_sync(modules, forward, context)
             if entering is not None and agree(forward.module, entering, stepping):
                 return _misplaced("last-unsynchronised", backward, context, step)
     return None
 
 
-def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | None:
+def _condition_of_no_sync(modules: Sequence[Module], forward: Event, context: ContextAround) -> ast.expr | None:
     """Return the condition under which a ``with`` item of the forward's function is ``no_sync()``."""
     node: ast.expr | None = context.node
     module = context.module
     name = node.func if isinstance(node, ast.Call) else node
     if isinstance(name, ast.Name):  # ``context = no_sync() if … else nullcontext()``, or uncalled until it is entered.
-        node = _only_assignment(module, name.id)
+        node = _only_assignment(module, name.id) or node
+    if isinstance(node, ast.Call) and not _is_no_sync(node):
+        node = _chosen_inside(modules, node)
     if isinstance(node, ast.IfExp):
         if _is_no_sync(node.body) and not _is_no_sync(node.orelse):
             return node.test
@@ -424,9 +429,47 @@ def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | 
     return None
 
 
+def _chosen_inside(modules: Sequence[Module], call: ast.Call) -> ast.expr | None:
+    """Return the choice that the only function of a name makes between two results, in the caller's words."""
+    homes = functions_named(modules, last_name(call.func))
+    if len(homes) != 1 or any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    function = homes[0][1]
+    body = [one for one in function.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    made: ast.expr | None = None
+    for statement in reversed(body):
+        taken = statement.body[-1] if isinstance(statement, ast.If) and len(statement.body) == 1 else statement
+        value = taken.value if isinstance(taken, ast.Return) else None
+        if isinstance(statement, ast.If) and value is not None:
+            other = statement.orelse[0] if len(statement.orelse) == 1 else None
+            rest = other.value if isinstance(other, ast.Return) else made
+            made = ast.IfExp(statement.test, value, rest) if rest is not None else None
+        elif value is not None:
+            made = value
+        else:
+            return None
+    names = [one.arg for one in function.args.args]
+    if isinstance(call.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    given = {**dict(zip(names, call.args, strict=False)), **{word.arg or "": word.value for word in call.keywords}}
+    return None if made is None else _Renamed(given).visit(copy.deepcopy(made))
+
+
+class _Renamed(ast.NodeTransformer):
+    """Puts what a call gives in the place of parameters."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return what stands for a name."""
+        return self._given.get(node.id, node)
+
+
 def _only_assignment(module: Module, name: str) -> ast.expr | None:
     """Return the only value assigned to a name that may be ``no_sync``."""
-    values = [one.value for one in module.assigning(module.tree, name) if any(map(_is_no_sync, descend(one.value)))]
+    made = [one.value for one in module.assigning(module.tree, name)]
+    values = [one for one in made if any(map(_is_no_sync, descend(one)))] or made
     return values[0] if len(values) == 1 else None
 
 

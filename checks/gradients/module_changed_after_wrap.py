@@ -37,6 +37,7 @@ from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     BoundMethod,
     Const,
@@ -341,22 +342,22 @@ _Found = tuple[int, str, Change, bool]
 
 def _switches(projection: Projection) -> Iterator[_Found]:
     """``p.requires_grad = False`` in a loop over parameters, and ``requires_grad_()``."""
+    switching = list(training_events(projection, SET_REQUIRES_GRAD, "requires_grad_"))
     for event in training_events(projection, "parameters", "named_parameters"):
         number = _wrap_of(projection, event)
         if number is None:
             continue
         for loop, over_all in _loops_over(event):
-            for node in descend(loop):
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                    target = node.targets[0]
-                    if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                        rests = over_all and node in loop.body and _is_whole(projection, event, number)
-                        yield _switch(projection, event, number, node, bool(node.value.value), rests)
-    for event in training_events(projection, "requires_grad_"):
-        number = _wrap_of(projection, event)
-        argument = event.argument("requires_grad", 0)
-        value = constant(argument) if argument is not None else True
-        if number is not None and isinstance(value, bool):
+            for each in switching:
+                value = _switched(each)
+                inside = each.scopes == event.scopes and each.loops and each.loops[-1].node is loop
+                if inside and value is not None and each.ordinal > event.ordinal:
+                    every = over_all and each.module.parents.get(each.node) in loop.body
+                    rests = every and _is_whole(projection, event, number)
+                    yield _switch(projection, event, number, each.node, value, rests)
+    for event in switching:
+        number, value = _wrap_of(projection, event), _switched(event)
+        if number is not None and value is not None:
             yield _switch(projection, event, number, event.node, value, _is_whole(projection, event, number))
 
 
@@ -400,15 +401,23 @@ def _additions(projection: Projection) -> Iterator[_Found]:
     for event in training_events(projection, "set attribute", "register_parameter", "add_module"):
         number = _wrap_of(projection, event)
         values = [*event.positional, *event.named.values()]
-        if number is not None and any(_brings_parameters(value, machine.wrapped) for value in values):
+        if number is not None and any(_brings_parameters(machine, value) for value in values):
             change = Change(event.node, event, machine.events[number], "a module with parameters is added")
             yield number, f"{event.ordinal}", change, True
 
 
-def _brings_parameters(value: Value, wrapped: dict[int, int]) -> bool:
-    if not isinstance(value, ExternalObject) or value.number in wrapped:
+DEEPEST = 3
+"""Containers within containers whose parts are looked at."""
+
+
+def _brings_parameters(machine: Machine, value: Value, depth: int = 0) -> bool:
+    """Return whether a module of torch, or one in it, has parameters that no DDP object holds."""
+    if not isinstance(value, ExternalObject) or value.number in machine.wrapped or depth > DEEPEST:
         return False
-    return HAS_PARAMETERS.search(value.name) is not None
+    made = machine.object(value)
+    parts = made.positional if made is not None and value.name.startswith("torch.nn.") else ()
+    has_own = HAS_PARAMETERS.search(value.name) is not None
+    return has_own or any(_brings_parameters(machine, part, depth + 1) for part in parts)
 
 
 def _wrap_of(projection: Projection, event: Event) -> int | None:

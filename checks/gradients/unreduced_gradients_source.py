@@ -15,7 +15,9 @@ from ddpdoctor.source.interpreter.values import BUILTINS, NONE, ExternalObject, 
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.origins import NAMED, Origins
 from ddpdoctor.source.queries.wrapped_models import (
+    PARAMETERS,
     averages_by_hand,
     innermost_loop,
     is_training_state,
@@ -33,6 +35,8 @@ from ddpdoctor.source.vocabulary import OPTIMIZER, text_hints_at_ranks
 _SHARES_STATE = (
     "broadcast_object_list", "scatter_object_list", "scatter_full_optim", "distribute_bn", "broadcast_optimizer",
 )  # fmt: skip
+# Variables, attributes and selections on the way from a gradient's inputs to where parameters are asked for.
+_DEEPEST = 8
 _KEPT_OUT = "this condition keeps the other ranks out"
 
 
@@ -40,11 +44,12 @@ def unreduced_gradients(projection: Projection) -> Iterator[Verdict]:
     """Calls of ``torch.autograd.grad`` for parameters, and second backward passes through one forward."""
     if averages_by_hand(projection.machine.script):
         return
-    asked = {event.node for event in training_events(projection, "parameters")}
+    asked = {event.node for event in training_events(projection, *PARAMETERS)}
+    origins = Origins(projection.machine.script.modules)
     for event in training_events(projection, "torch.autograd.grad"):
         outputs = event.argument("outputs", 0)
         inputs = _argument_node(event.node, "inputs", 1)
-        for_parameters = inputs is not None and any(node in asked for node in descend(inputs))
+        for_parameters = inputs is not None and _are_parameters(origins, event.module, inputs, asked)
         if outputs is not None and wrap_numbers(outputs) and for_parameters:
             yield Verdict(
                 sentence="torch.autograd.grad returns this rank's gradients: DDP does not average them",
@@ -161,6 +166,20 @@ def _is_applied(modules: Sequence[Module], name: str) -> bool:
 
 
 _NO_GRADIENTS = regex(r"no_grad|inference_mode")
+
+
+def _are_parameters(origins: Origins, module: Module, node: ast.expr, asked: set[ast.AST], depth: int = 0) -> bool:
+    """Return whether an expression asks a module for its parameters, or selects of what does."""
+    if any(one in asked for one in descend(node)) or depth > _DEEPEST:
+        return depth <= _DEEPEST
+    if isinstance(node, NAMED):
+        found = origins.given(module, node)
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        found = [(module, node.generators[0].iter)]
+    else:
+        selects = isinstance(node, ast.Call) and last_name(node.func) in ("list", "tuple", "filter")
+        found = [(module, one) for one in node.args[-1:]] if selects else []  # type: ignore[attr-defined]
+    return any(_are_parameters(origins, home, one, asked, depth + 1) for home, one in found)
 
 
 def lonely_loads(projection: Projection) -> Iterator[Verdict]:

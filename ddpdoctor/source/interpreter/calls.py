@@ -58,7 +58,7 @@ from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PIECES
 from ddpdoctor.source.ranks.launches import runs_given
 from ddpdoctor.source.ranks.random_numbers import FORGETS_ORDER, drawn, of_unread, orders
-from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, reduced
+from ddpdoctor.source.ranks.rank_local_values import DECIDED, chooses_keys, chosen_by, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -323,6 +323,7 @@ def call_function(
     machine.effort.note(function.node, 0, NONE, None, began=True)
     frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
     frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
+    frame.loops_outside = len(machine.loops)
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
@@ -348,7 +349,7 @@ def call_function(
         machine.gradients = gradients
     machine.add_call(inner)
     for written in frame.left_behind:
-        machine.store.merge(written, frame.own)
+        machine.store.merge(written, frame.own is not None)
         if frame.own:
             machine.mark_decided(machine.store, written)
     machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
@@ -360,7 +361,8 @@ def call_function(
         if frame.own and isinstance(returned, Unknown) and any(one != frame.results[0] for one in frame.results):
             returned = tagged(Unknown(True, returned.opaque, returned.tags, returned.not_none), frozenset({DECIDED}))
     else:
-        returned = SequenceValue((frame.yielded,), open=True)
+        ends = [frame.own, *(loop.own or loop.bound for loop in frame.giving)]
+        returned = SequenceValue((chosen_by(list(filter(None, ends)), frame.yielded),), open=True)
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
     changed_nothing = machine.store.oldest_written >= frame.scope
     # A constant is worth its walks: `if not is_initialized(): return 0` keeps every rank but 0 from its own number.

@@ -62,7 +62,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of, is_mask
+from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned
@@ -467,8 +467,9 @@ def _give(machine: Machine, value: Value) -> None:
         return
     if any(loop.skipped for loop in machine.loops) or any(map(is_varying, machine.deciding)):
         value = tagged(value, frozenset({SHARE}))
-    if machine.own_tests or any(loop.own for loop in machine.loops):
-        value = tagged(value, frozenset({MEMBERS}))
+    if machine.own_tests:
+        value = chosen_by(machine.own_tests[-1:], value)
+    frame.giving += machine.loops[frame.loops_outside :]
     frame.yielded = join(frame.yielded, value)
     endless = next((loop.around for loop in machine.loops if isinstance(loop.around.node, ast.While)), None)
     if endless is not None:

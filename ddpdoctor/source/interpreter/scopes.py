@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.events import LoopAround
+from ddpdoctor.source.events import LoopAround, OwnTest
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     OPAQUE,
@@ -329,11 +329,15 @@ class CallFrame:
         """What was returned, by mask of ranks."""
         self.left_behind: list[dict[Cell, Value]] = []
         """What paths wrote that returned early ..."""
-        self.own = False
+        self.own: OwnTest | None = None
         """... by something of the rank's own, so that ranks may return other things."""
         self.on_yield: Callable[[Value], None] | None = None
         self.yielded: Value | None = None
-        """What a generator gives for any of its items, unless ``on_yield`` takes them."""
+        """What a generator gives for any of its items, unless ``on_yield`` takes them ..."""
+        self.giving: list[LoopFrame] = []
+        """... and the loops in which it does."""
+        self.loops_outside = 0
+        """Number of the loops around the call."""
         self.entry = ALL_RANKS
         """Mask of the ranks that make the call."""
         self.owner: Function | None = None
@@ -361,6 +365,8 @@ class LoopFrame:
         self.around = around
         self.skipped = False
         """Ranks may decide differently which turns they leave by ``break`` or ``continue`` ..."""
-        self.own = False
+        self.own: OwnTest | None = None
         """... by something of their own: their data, clock or random numbers."""
+        self.bound: OwnTest | None = None
+        """The condition of a ``while`` where it is one of the rank's own."""
         self.left_behind: list[dict[Cell, Value]] = []

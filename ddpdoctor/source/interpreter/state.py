@@ -191,9 +191,10 @@ class Machine(Memory):
         if in_turn and self.loops:
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
-            self.loops[-1].own |= own is not None
+            self.loops[-1].own = own or self.loops[-1].own
         else:
-            self.frame.own |= own is not None and own.kind not in _NO_ORIGIN
+            if own is not None and own.kind not in _NO_ORIGIN:
+                self.frame.own = own
             self.frame.left_behind.append(written)
 
     def jump(self, jump: Jump, node: ast.AST) -> None:

@@ -217,7 +217,7 @@ def _while(machine: Machine, statement: ast.While) -> None:
 
         def turn() -> None:
             nonlocal own
-            own = own_test(machine, statement.test, truth_of(machine, statement.test))
+            own = machine.loops[-1].bound = own_test(machine, statement.test, truth_of(machine, statement.test))
             execute(machine, statement.body)
 
         def own_of_any_turn() -> OwnTest | None:
@@ -383,7 +383,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     else:
 
         def last() -> None:
-            machine.apply(machine, item.context_expr, leave, Arguments((UNIFORM,) * 3))
+            machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3))
 
         _finally(machine, body, last)
 

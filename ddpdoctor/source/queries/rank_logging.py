@@ -31,6 +31,7 @@ from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
+from ddpdoctor.source.queries.lost_results import lost_results
 from ddpdoctor.source.queries.origins import pairs_of
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
@@ -204,6 +205,8 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     reducing = [event for event in projection.in_course("collective") if _reduces_metric(event)]
     # What a rank gathers alone hangs: it is not said that it was not gathered as well.
     gathered = SYNCHRONISED.tags if any(event.ranks in FIRST_RANKS for event in reducing) else frozenset()
+    # What was reduced in vain is no news, nor is it right to say that nothing reduces it.
+    in_vain = {tag for lost in lost_results(projection) for tag in tags_of(lost.collective.positional[0])}
     silenced, quiet_loggers = _print_is_replaced(projection), _loggers_are_quiet(projection)
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
@@ -213,7 +216,11 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         given = [_there(value, event.ranks) for value in (*event.positional, *event.named.values())]
         parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
         said = [
-            one for one in parts if is_local(one) and not (tags_of(one) & gathered or _may_be_agreed(projection, one))
+            one
+            for one in parts
+            if is_local(one)
+            and not (tags_of(one) & gathered or _may_be_agreed(projection, one))
+            and not any(tag in in_vain for tag in tags_of(one) if tag[0] == "batch")
         ]
         if not said:
             continue

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ddpdoctor.source.events import Condition, Event
+from ddpdoctor.source.events import Condition, Event, Placed
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.origins import given_for, pairs_of
 from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
@@ -22,6 +22,8 @@ _AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float", "double", "to"
 # Functions that make a tensor or a number of one that they are given.
 _MADE_OF = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor", "float", "full", "stack", "cat"})
 _SUMS = frozenset({"sum", "numel", "size", "len", "count_nonzero", "nansum"})
+# Functions and methods that keep a number, or a bound in its place.
+_BOUNDED = frozenset({"max", "clamp", "clip", "clamp_min"})
 _MEANS = frozenset({"mean", "nanmean"})
 # In the names of the functions of torch.nn.functional, and of the classes of torch.nn, that give a mean by default.
 _LOSSES = ("loss", "entropy", "kl_div")
@@ -61,19 +63,32 @@ def number_kind(
         parts = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
         kinds = {number_kind(modules, module, around, part, line, depth + 1) for part in parts}
         return kinds.pop() if len(kinds) == 1 else "unknown"
+    if name in _BOUNDED:
+        held = node.args[0] if isinstance(node.func, ast.Name) and node.args else getattr(node.func, "value", node.func)
+        return number_kind(modules, module, around, held, line, depth + 1)
     if name in _SUMS:
         return "sum"
-    if name in _MEANS:
+    if name in _MEANS or _is_mean_loss(modules, module, node):
         return "mean"
-    return "mean" if _is_mean_loss(modules, module, node) else "unknown"
+    return _of_results(modules, name, depth)
+
+
+def _of_results(modules: Sequence[Module], name: str, depth: int) -> NumberKind:
+    """Return what kind of number the only function of a name returns."""
+    kinds = {
+        number_kind(modules, home, function, one.value, one.lineno, depth + 1)
+        for home, function in functions_named(modules, name)
+        for one in nodes_of(function)
+        if isinstance(one, ast.Return) and one.value is not None
+    }
+    return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
 def _of_variable(
     modules: Sequence[Module], module: Module, around: ast.AST, node: ast.expr, line: int, depth: int
 ) -> NumberKind:
     text = ast.unparse(node)
-    added = (one for one in module.index.within(around, ast.AugAssign) if one.lineno < line)
-    if any(ast.unparse(one.target) == text and isinstance(one.op, ast.Add) for one in added):
+    if _is_counted_up(module, around, text, line):
         return "sum"
     assigned = [pair for one in module.index.within(around, ast.Assign) for pair in pairs_of(one) if one.lineno <= line]
     values = [value for target, value in assigned if ast.unparse(target) == text]
@@ -84,8 +99,44 @@ def _of_variable(
             number_kind(modules, caller, caller.body_around(call), given, call.lineno, depth + 1)
             for caller, call, given in given_for(modules, around, text)
         }
-        return kinds.pop() if len(kinds) == 1 else "unknown"
-    return "unknown"
+        if kinds:
+            return kinds.pop() if len(kinds) == 1 else "unknown"
+    return _of_attribute(modules, module, around, node, depth) if isinstance(node, ast.Attribute) else "unknown"
+
+
+def _is_counted_up(module: Module, around: ast.AST, text: str, line: int) -> bool:
+    """Return whether a variable is added to before a line, or numbers the turns of a loop."""
+    numbers = (
+        one.target.elts[0] if isinstance(one.target, ast.Tuple) else one.target
+        for one in module.index.within(around, ast.For)
+        if isinstance(one.iter, ast.Call) and last_name(one.iter.func) in ("enumerate", "range")
+    )
+    added = (one for one in module.index.within(around, ast.AugAssign) if one.lineno <= line)
+    return any(_adds(one, text) for one in added) or any(ast.unparse(one) == text for one in numbers)
+
+
+def _of_attribute(
+    modules: Sequence[Module], module: Module, around: ast.AST, node: ast.Attribute, depth: int
+) -> NumberKind:
+    """Return what kind of number an attribute is that the methods of a class add to, or that a property computes."""
+    classes = [(home, cls) for home in modules for cls in home.index.of(ast.ClassDef)]
+    if ast.unparse(node.value) == "self":
+        classes = [(module, one) for one in module.ancestors(around) if isinstance(one, ast.ClassDef)][:1]
+    name = f"self.{node.attr}"
+    adding = [cls for home, cls in classes if any(_adds(one, name) for one in home.index.within(cls, ast.AugAssign))]
+    adding += [cls for home, cls in classes if any(_adds(one, name) for one in home.index.within(cls, ast.Assign))]
+    return "sum" if len(set(adding)) == 1 else _of_results(modules, node.attr, depth)
+
+
+def _adds(statement: ast.Assign | ast.AugAssign, name: str) -> bool:
+    """Return whether a statement adds to a variable."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and ast.unparse(statement.target) == name
+    value = statement.value
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        return False
+    added = name in (ast.unparse(value.left), ast.unparse(value.right))
+    return added and any(ast.unparse(target) == name for target in statement.targets)
 
 
 def _is_mean_loss(modules: Sequence[Module], module: Module, call: ast.Call) -> bool:
@@ -174,16 +225,9 @@ _DEEPEST = 5
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _Place(NamedTuple):
-    """An expression that holds the number, and the call chain around it, innermost first."""
-
-    module: Module
-    node: ast.AST
-
-
 def is_only_shown(script: Script, event: Event) -> bool:
     """Return whether no condition, backward, attribute, state or unknown call gets what a collective has reduced."""
-    places = list(_call_chain(script, event))
+    places = list(call_chain(script, event))
     if event.name == "gather":
         # Of torch it fills a list; what a framework's returns is the number.
         of_torch = event.module.resolve(getattr(event.node, "func", event.node)).startswith("torch.")
@@ -194,9 +238,9 @@ def is_only_shown(script: Script, event: Event) -> bool:
     return _follow(script, places, {arguments[0].id}, 0)
 
 
-def _call_chain(script: Script, event: Event) -> Iterator[_Place]:
-    """Yield the collective's call, then the call that leads to it in each caller, as far as each is the only one."""
-    yield _Place(event.module, event.node)
+def call_chain(script: Script, event: Event) -> Iterator[Placed]:
+    """Yield a collective's call, then the call that leads to it in each caller, as far as each is the only one."""
+    yield Placed(event.node, event.module)
     by_file = {str(module.path): module for module in script.modules}
     for inner, frame in zip(event.chain, event.chain[1:], strict=False):
         module, name = by_file.get(frame.file), inner.function.rpartition(".")[2]
@@ -204,14 +248,14 @@ def _call_chain(script: Script, event: Event) -> Iterator[_Place]:
         on_line = [call for call in calls if call.lineno <= frame.line <= (call.end_lineno or call.lineno)]
         if module is None or len(on_line) != 1:
             return
-        yield _Place(module, on_line[0])
+        yield Placed(on_line[0], module)
 
 
-def _follow(script: Script, places: Sequence[_Place], names: set[str], depth: int) -> bool:
+def _follow(script: Script, places: Sequence[Placed], names: set[str], depth: int) -> bool:
     """Follow the number through the function around the first place; ``names`` hold it there beside the node."""
     if not places or depth > _DEEPEST:
         return False
-    module, node = places[0]
+    module, node = places[0].module, places[0].node
     function = function_around(module, node)
     found = _Uses(script, module, function, node, set(names), depth)
     if not found.harmless():

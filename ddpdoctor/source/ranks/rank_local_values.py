@@ -6,7 +6,7 @@ The tags of a value are its origins; a value that was decided by such a conditio
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ddpdoctor.files import regex
@@ -195,13 +195,8 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
 
 def _is_by_number(value: Value) -> bool:
     """Return whether nothing but numbers of ranks and what is the same on all of them may be in a value."""
-    return {kind for kind, _ in tags_of(value)} <= {
-        "remainder",
-        "quotient",
-        "world-size",
-        "rank-of-job",
-        "rank-of-node",
-    }
+    numbers = {"remainder", "quotient", "world-size", "rank-of-job", "rank-of-node"}
+    return {kind for kind, _ in tags_of(value)} <= numbers
 
 
 def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
@@ -236,6 +231,22 @@ def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) ->
     """Return what a conditional expression gives, marked where every rank decides by itself which of the two it is."""
     own = own_test(machine, test, condition) if isinstance(value, Unknown) and value.varying else None
     return value if own is None or own.kind in OF_FILES else tagged(value, frozenset({DECIDED}))
+
+
+# Tags by which what a condition lets through is known to be of the same kind; of files ranks mostly find the same.
+_TAGS_OF_KINDS: Mapping[OwnKind, Tag] = {
+    "clock": ("clock", 0), "store": DRAWN_FROM_STORE, "random": DRAWN, "reduced": REDUCED, "batch": DECIDED,
+    "state": DECIDED,
+}  # fmt: skip
+
+
+def chosen_by(tests: Sequence[OwnTest], value: Value) -> Value:
+    """Return an item that a generator gives, marked where conditions of the rank's own decide how many it gives."""
+    if not tests:
+        return value
+    tags = frozenset({MEMBERS, *(_TAGS_OF_KINDS[test.kind] for test in tests if test.kind in _TAGS_OF_KINDS)})
+    alike = len(tags) > 1 and isinstance(value, (Unknown, Const)) and not is_varying(value)
+    return Unknown(True, tags=tags_of(value) | tags) if alike else tagged(value, tags)
 
 
 def mark_decided(store: Store, cells: Iterable[Cell]) -> None:

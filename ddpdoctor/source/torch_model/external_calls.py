@@ -125,6 +125,8 @@ GIVEN_TO_BASE = "super().__init__()"
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 # Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
+# Methods of a path that make another of it and of nothing else.
+_OF_PATHS = frozenset({"with_suffix", "with_name", "with_stem", "joinpath", "as_posix", "relative_to"})
 # Methods that give another form of a tensor or a module, whatever it is, and so never None.
 _MOVES = frozenset(
     {"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous", "squeeze", "flatten"}
@@ -279,7 +281,8 @@ def _mixture_of(receiver: Value, name: str, arguments: list[Value], *, opaque: b
     tags = tags_of(receiver)
     lost = ("loader",) if name in _MOVES else ("loader", "length")
     own = frozenset(tag for tag in tags if tag[0] not in lost) if tags else tags
-    return Unknown(result.varying, opaque and not tags, origins_kept(result) | own)
+    opaque = opaque and not tags and (name not in _OF_PATHS or getattr(receiver, "opaque", False))
+    return Unknown(result.varying, opaque, origins_kept(result) | own)
 
 
 def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value | None:

@@ -221,7 +221,8 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
         _note_part(machine, node, owner, value)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
-    if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
+    inside = (frame.owner for frame in machine.frames if frame.owner is not None and frame.owner.receiver == owner)
+    if any(getattr(method.node, "name", "") in ("__init__", "forward") for method in inside):
         return
     machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
 
