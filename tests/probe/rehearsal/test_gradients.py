@@ -306,6 +306,24 @@ def test_replicas_that_part_and_models_that_change_are_proved(tmp_path: Path) ->
     assert heard(examination) == marked(lines)
 
 
+def test_a_large_module_beside_the_script_hides_no_call(tmp_path: Path) -> None:
+    # 2.2 MB were as much as was searched for calls that may yet give an optimizer what it lacks.
+    (tmp_path / "table.py").write_text(f'NUMBERS = """{"1234567 " * 275_000}"""\n', encoding="utf-8")
+    setup = """
+    import table
+    grown = Net()
+    o_grown = sgd(grown)
+    grown.append(nn.Linear(1, 1))
+    grown = DDP(grown)
+    """
+    step = """
+    update(o_grown, grown(x).mean())
+    if i == 500:
+        o_grown.add_param_group({"params": list(grown.module[3].parameters())})
+    """
+    assert heard(examined((setup, step, ""), tmp_path, samples=24, batch=4)[0]) == set()
+
+
 def test_correct_twins_are_silent(tmp_path: Path) -> None:
     examination, _ = examined(CORRECT, tmp_path)
     assert heard(examination) == set()
