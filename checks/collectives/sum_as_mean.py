@@ -119,15 +119,22 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict]:
-    """Yield each line that sums what a call before has summed, with no change in between: a dict holds it twice."""
+    """Yield each line that sums what a call of the same step has summed, with no change in between.
+
+    Numbers that are summed again in every step, and that nothing adds to, are there to meet the others.
+    """
     from ddpdoctor.diagnosis.wording import site_location
 
+    steps_ns = {rank: [step.time_ns for step in record.optimizer_steps if step.rank == rank] for rank in ranks}
     newest: dict[tuple[int, int], SummedTotal] = {}
     pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
     for row in record.summed_totals:
         before = newest.get((row.rank, row.tensor))
         newest[row.rank, row.tensor] = row
-        if before is not None and before.version == row.version >= 0 and len(before.numbers) == len(row.numbers):
+        if before is None or before.version != row.version or row.version < 0:
+            continue
+        between = any(before.time_ns < step_ns < row.time_ns for step_ns in steps_ns[row.rank])
+        if not between and len(before.numbers) == len(row.numbers):
             pairs[row.rank].append((before, row))
     by_lines: dict[tuple[int, int], list[tuple[tuple[SummedTotal, SummedTotal], ...]]] = {}
     for each in zip(*pairs.values(), strict=False) if len(ranks) > 1 else ():

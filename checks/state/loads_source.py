@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
-from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, is_varying, only_of_files, options_of
+from ddpdoctor.source.interpreter.values import (
+    NONE,
+    UNIFORM,
+    Value,
+    constant,
+    is_guessed,
+    is_varying,
+    only_of_files,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_one_gpu, may_use_cuda, noted
@@ -52,7 +61,8 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
 
 def _leaves_an_own_gpu(event: Event) -> bool:
     name = constant(event.positional[0]) if event.name == SET_VARIABLE else ""
-    return name == "CUDA_VISIBLE_DEVICES" and is_varying(event.positional[1])
+    value = event.positional[1] if name == "CUDA_VISIBLE_DEVICES" and not event.in_parent else NONE
+    return is_varying(value) and not is_guessed(value)
 
 
 def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:

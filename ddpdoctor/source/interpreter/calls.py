@@ -12,7 +12,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, family, promised_by_name
-from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
+from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Flags, Walks
 from ddpdoctor.source.interpreter.scopes import (
     ARGUMENTS,
     NEVER,
@@ -308,11 +308,13 @@ def call_function(
         if around.owner is not None and around.owner.node is function.node:
             active += 1
     of_batch = any(kind in ("batch", "ddp") for value in given.values for kind, _ in tags_of(value))
-    skipped = on_yield is None and machine.can_skip(function.node, of_batch)
+    flags = _flags(given)
+    anew = machine.effort.is_called_anew(function.node, flags)
+    skipped = not anew and on_yield is None and machine.can_skip(function.node, of_batch)
     if module is None or active > MAXIMUM_RECURSION or skipped:
         return of_unread(machine, function, given.values)
     origins = _origins(given)
-    known = machine.effort.passes_over(function.node, machine.steps, of_batch, origins)
+    known = None if anew else machine.effort.passes_over(function.node, machine.steps, of_batch, origins)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         if function.node in machine.agreeing:
             _write_through(machine, node, function)
@@ -321,6 +323,7 @@ def call_function(
     machine.visited.add(function.node)
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
+    machine.effort.note_flags(function.node, flags)
     frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
     frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
     frame.loops_outside = len(machine.loops)
@@ -379,6 +382,11 @@ def call_function(
         origins=origins,
     )
     return returned
+
+
+def _flags(given: Arguments) -> Flags:
+    by_key: list[tuple[int | str, Value]] = [*enumerate(given.positional), *given.named.items()]
+    return tuple((key, value.value) for key, value in by_key if isinstance(value, Const) and type(value.value) is bool)
 
 
 def _origins(given: Arguments) -> Origins:

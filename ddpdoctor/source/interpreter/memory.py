@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import (
@@ -405,6 +406,12 @@ LONGEST_KEPT = 50
 """Collectives and branches of a walk that are kept to stand for later calls."""
 
 
+Flags: TypeAlias = "tuple[tuple[int | str, bool], ...]"
+"""Arguments of a call that are True or False, by position or name."""
+MOST_FLAGS = 8
+"""Of one function that are walked for themselves."""
+
+
 class Walks:
     """The results of the walks of one function."""
 
@@ -439,6 +446,21 @@ class Effort:
         """Functions of which some call was not followed, with their names and files."""
         self.trials = 0
         """How many turns of loops around the present statement may be taken back."""
+        self._flags: dict[ast.AST, set[Flags]] = {}
+        self._tried: list[tuple[ast.AST, Flags]] = []
+        """Flags of walks that may be taken back."""
+
+    def is_called_anew(self, node: ast.AST, flags: Flags) -> bool:
+        """Return whether a function is called with flags that no walk had: it may do something else by them."""
+        known = self._flags.get(node, set())
+        return bool(flags) and flags not in known and len(known) < MOST_FLAGS
+
+    def note_flags(self, node: ast.AST, flags: Flags) -> None:
+        """Keep the flags of a walk."""
+        if flags:
+            self._flags.setdefault(node, set()).add(flags)
+            if self.trials:
+                self._tried.append((node, flags))
 
     def passes_over(self, node: ast.AST, steps: int, of_batch: bool, origins: Origins) -> Walks | None:
         """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done.
@@ -454,7 +476,9 @@ class Effort:
         summarised = summarised and (origins in walks.results or not any(map(tags_of, walks.results.values())))
         summarised = summarised and not (of_batch and walks.result == NONE and walks.given.get(True, 0) < WALKS_GIVEN)
         worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
-        return walks if summarised or worn_out or steps > MAXIMUM_STEPS else None
+        # Walks that were taken back stand for none that is kept: what follows would be lost with them.
+        tired = steps > MAXIMUM_STEPS and (walks.kept or self.trials > 0)
+        return walks if summarised or worn_out or tired else None
 
     def note(
         self,
@@ -489,6 +513,9 @@ class Effort:
 
     def take_back(self) -> None:
         """Leave one more walk to each function of which the last was taken back with its loop."""
+        while self._tried:
+            node, flags = self._tried.pop()
+            self._flags[node].discard(flags)
         for walks in self.walks.values():
             if not walks.kept:
                 walks.ended = min(walks.ended, ALIKE_WALKS - 1)

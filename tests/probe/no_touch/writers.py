@@ -113,7 +113,7 @@ REMOVERS: dict[str, str] = {
     "shutil.rmtree": "shutil.rmtree(os.path.dirname(P))",
     "os.rename": "os.rename(P, P + '.1')",
     "Path.rename": "Path(P).rename(P + '.1')",
-    "shutil.move": "shutil.move(P, '/tmp')",
+    "shutil.move": "shutil.move(P, P + '.moved')",
     "os.truncate": "os.truncate(P, 0)",
     "os.chmod": "os.chmod(P, 0o600)",
     "Path.chmod": "Path(P).chmod(0o600)",
