@@ -415,7 +415,7 @@ MOST_FLAGS = 8
 class Walks:
     """The results of the walks of one function."""
 
-    __slots__ = ("alike", "count", "ended", "given", "items", "kept", "result", "results", "silent", "steps")
+    __slots__ = ("alike", "count", "ended", "given", "items", "kept", "result", "results", "silent", "stands", "steps")
 
     def __init__(self) -> None:
         self.count = 0
@@ -424,6 +424,8 @@ class Walks:
         self.steps = 0
         self.kept = False
         """The last walk is certain to be kept: it is in no turn of a loop that may be taken back."""
+        self.stands = True
+        """The last walk was not taken back, or there is none yet."""
         self.silent = True
         """No walk ran a collective."""
         self.alike = True
@@ -477,7 +479,7 @@ class Effort:
         summarised = summarised and not (of_batch and walks.result == NONE and walks.given.get(True, 0) < WALKS_GIVEN)
         worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
         # Walks that were taken back stand for none that is kept: what follows would be lost with them.
-        tired = steps > MAXIMUM_STEPS and (walks.kept or self.trials > 0)
+        tired = steps > MAXIMUM_STEPS and walks.stands
         return walks if summarised or worn_out or tired else None
 
     def note(
@@ -501,7 +503,7 @@ class Effort:
             return
         walks.steps += steps
         walks.ended += 1
-        walks.kept = not self.trials
+        walks.kept, walks.stands = not self.trials, True
         walks.given[of_batch] = walks.given.get(of_batch, 0) + (1 if self.trials else WALKS_GIVEN)
         walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
@@ -518,6 +520,7 @@ class Effort:
             self._flags[node].discard(flags)
         for walks in self.walks.values():
             if not walks.kept:
+                walks.stands = False
                 walks.ended = min(walks.ended, ALIKE_WALKS - 1)
             if 0 < walks.given.get(True, 0) < WALKS_GIVEN:
                 walks.given[True] = 0
