@@ -117,6 +117,9 @@ def _fork(directory: Path, plan: dict[str, object], request: RehearsalRequest, r
 
 
 def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest, rank: int, port: int) -> None:
+    # A job has none of the modules of the tests: what is looked for in the user's code would be found in them.
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "conftest")]:
+        del sys.modules[name]
     output = os.open(directory / f"output-{rank}", os.O_WRONLY | os.O_CREAT)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
