@@ -95,6 +95,9 @@ class SetOrders(Origins):
         texts = [self._once("text" if how == "add" else "texts", module, value) for how, value in _filled(module, node)]
         if empty and (not texts or not all(texts)) and not filled:
             return False
+        wanted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if wanted and filled and not empty and all(_names(value, wanted) for _, value in filled):
+            return False  # Made of itself alone, as of what a class that was not read has put there.
         return all(self.is_lost(home, value) for home, value in filled)
 
     def _call_is_lost(self, module: Module, node: ast.Call) -> bool:
@@ -245,6 +248,10 @@ def _calls_around(module: Module, node: ast.Name | ast.Attribute) -> Iterator[as
     if isinstance(node, ast.Attribute):
         body = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), body)
     return (one for one in descend(body) if isinstance(one, ast.Call))
+
+
+def _names(node: ast.expr, wanted: str) -> bool:
+    return any(isinstance(one, NAMED) and ast.unparse(one) == wanted for one in descend(node))
 
 
 def _is_empty_set(node: ast.expr) -> bool:
