@@ -64,7 +64,7 @@ def _made_for(projection: Projection, event: Event) -> Placed | None:
     """Return the expression that makes what a collective writes, which nothing but functions that hand it on gets."""
     modules = projection.machine.script.modules
     places = list(call_chain(projection.machine.script, event))
-    given = next(iter(event.node.args), None)  # type: ignore[attr-defined]
+    given = next(iter(event.node.args), None) if isinstance(event.node, ast.Call) else None
     for place, outer in zip(places, [*places[1:], None], strict=True):
         if not isinstance(place.module.parents.get(place.node), ast.Expr) or given is None:
             return None

@@ -379,8 +379,9 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     receiver, name = function.receiver, function.name
     if name == "update" and adopts_variables(machine, node, receiver):
         return NONE
-    if name in _GROWS and OWN_ROWS in tags_of(receiver) and _fills_up(machine) and isinstance(node, ast.Call):
-        overwrite(machine, node.func.value, derived((receiver,)))  # type: ignore[attr-defined]
+    named = node.func if isinstance(node, ast.Call) else None  # A name where `add = rows.append` is called.
+    if name in _GROWS and OWN_ROWS in tags_of(receiver) and _fills_up(machine) and isinstance(named, ast.Attribute):
+        overwrite(machine, named.value, derived((receiver,)))
     sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
         return sized
