@@ -32,6 +32,7 @@ References
 from __future__ import annotations
 
 import ast
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -119,23 +120,23 @@ def sums_again(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict]:
-    """Yield each line that sums what a call of the same step has summed, with no change in between.
+    """Yield each line that sums what one call of the same step has summed in its group, with no change in between.
 
     Numbers that are summed again in every step, and that nothing adds to, are there to meet the others.
     """
     from ddpdoctor.diagnosis.wording import site_location
 
     steps_ns = {rank: [step.time_ns for step in record.optimizer_steps if step.rank == rank] for rank in ranks}
-    newest: dict[tuple[int, int], SummedTotal] = {}
-    pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
+    alike: dict[tuple[int, ...], list[SummedTotal]] = {}
     for row in record.summed_totals:
-        before = newest.get((row.rank, row.tensor))
-        newest[row.rank, row.tensor] = row
-        if before is None or before.version != row.version or row.version < 0:
-            continue
-        between = any(before.time_ns < step_ns < row.time_ns for step_ns in steps_ns[row.rank])
-        if not between and len(before.numbers) == len(row.numbers):
-            pairs[row.rank].append((before, row))
+        if row.version >= 0:
+            step = bisect(steps_ns[row.rank], row.time_ns)
+            alike.setdefault((row.rank, row.tensor, row.version, step, len(row.numbers)), []).append(row)
+    pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
+    for rows in alike.values():
+        # More of them are a warm-up or a measurement; two groups may be two levels of a mesh.
+        if len(rows) == 2 and rows[0].group == rows[1].group:
+            pairs[rows[0].rank].append((rows[0], rows[1]))
     by_lines: dict[tuple[int, int], list[tuple[tuple[SummedTotal, SummedTotal], ...]]] = {}
     for each in zip(*pairs.values(), strict=False) if len(ranks) > 1 else ():
         sums = [sum(numbers) for numbers in zip(*(before.numbers for before, _ in each), strict=False)]

@@ -163,6 +163,8 @@ class Change(msgspec.Struct, frozen=True, eq=False):
     wrap: Event
     what: str
     """A clause that says what is done."""
+    switches: bool = True
+    """Parameters of the model are switched, none are added to it."""
     rests: bool = False
     """The whole model is frozen, so that DDP waits for nothing of it."""
 
@@ -173,8 +175,13 @@ def changes_after_wrap(projection: Projection) -> Iterator[Change]:
     both = {
         (wrap, text) for wrap, text, _, value in changes if (wrap, text, not value) in {c[:2] + c[3:] for c in changes}
     }
+    switching = training_events(projection, SET_REQUIRES_GRAD, "requires_grad_")
+    # What no line has frozen already wants a gradient: DDP listed it.
+    frozen = min((event.ordinal for event in switching if _switched(event) is not True), default=None)
     seen: set[ast.AST] = set()
     for number, text, change, value in changes:
+        if value and change.switches and (frozen is None or frozen > change.wrap.ordinal):
+            continue
         searched = constant(change.wrap.named.get("find_unused_parameters", Const(False))) is not False
         if (number, text) in both or change.node in seen or (searched and not value) or change.rests:
             continue
@@ -402,7 +409,9 @@ def _additions(projection: Projection) -> Iterator[_Found]:
         number = _wrap_of(projection, event)
         values = [*event.positional, *event.named.values()]
         if number is not None and any(_brings_parameters(machine, value) for value in values):
-            change = Change(event.node, event, machine.events[number], "a module with parameters is added")
+            change = Change(
+                event.node, event, machine.events[number], "a module with parameters is added", switches=False
+            )
             yield number, f"{event.ordinal}", change, True
 
 

@@ -303,7 +303,7 @@ class CollectiveHook:
                 self._reduced.note(kind, tensors, site)
                 summed = reduce_op is not None and dict(enumerate(REDUCE_OPS)).get(int(reduce_op)) == "sum"
                 if summed and len(ranks) > 1:
-                    journal.guarded(self._reduced.note_counts, kind, tensors, site, harms=())
+                    journal.guarded(self._reduced.note_counts, kind, tensors, site, group, harms=())
                 if operator in _AS_IN_MEMORY and len(ranks) > 1:
                     given = tuple([one for place in _AS_IN_MEMORY[operator] for one in _flat(arguments[place])])
                     journal.guarded(self._reduced.note_orders, kind, given, site, ranks, harms=())

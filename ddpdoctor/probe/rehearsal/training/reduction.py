@@ -128,13 +128,13 @@ class ReducedLosses:
         if node is not None:
             self._reduced = [*self._reduced[1 - GRAPHS_HELD :], (node, site)]
 
-    def note_counts(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
+    def note_counts(self, kind: str, tensors: tuple[Any, ...], site: int, group: int) -> None:
         """Note the whole numbers among the few that are about to be summed over the ranks, a few times a call chain."""
         few = kind in KINDS and len(tensors) == 1 and 0 < tensors[0].numel() <= NUMBERS_READ
         if not few or tensors[0].requires_grad:
             return
         if self._totals < TOTALS_NOTED and not tensors[0].is_complex():
-            self._note_total(tensors[0], site)
+            self._note_total(tensors[0], site, group)
         if self._counted.get(site, 0) >= COUNTS_NOTED:
             return
         self._counted[site] = self._counted.get(site, 0) + 1
@@ -142,7 +142,7 @@ class ReducedLosses:
         if numbers:
             self._journal.event("reduced_counts", site=site, numbers=numbers)
 
-    def _note_total(self, tensor: Any, site: int) -> None:
+    def _note_total(self, tensor: Any, site: int, group: int) -> None:
         """Note what a rank gives to a sum by a tensor that may hold an earlier sum."""
         self._totals += 1
         known = self._summed.get(place := tensor.data_ptr())
@@ -151,7 +151,9 @@ class ReducedLosses:
         numbers = [float(one) for one in tensor.flatten().tolist()]
         if all(map(isfinite, numbers)):
             version = -1 if tensor.is_inference() else int(tensor._version)  # Collectives leave it as it is.
-            self._journal.event("summed_total", site=site, tensor=known[1], numbers=numbers, version=version)
+            self._journal.event(
+                "summed_total", site=site, tensor=known[1], group=group, numbers=numbers, version=version
+            )
 
     def note_orders(self, kind: str, tensors: tuple[Any, ...], site: int, ranks: tuple[int, ...]) -> None:
         """Note the tensors of a collective whose numbers do not lie in memory as a new tensor's do, once a line."""
