@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -132,18 +132,24 @@ def descend(node: ast.AST) -> list[ast.AST]:
 
 def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
-    assigned: dict[str, list[ast.expr]] = {}
-    for inner in descend(body):
-        if isinstance(inner, ast.Assign):
-            for target in inner.targets:
-                if isinstance(target, ast.Name):
-                    assigned.setdefault(target.id, []).append(inner.value)
+    assigned = dict(_assigned_in(body))
     pending: list[ast.AST] = [node]
     while pending:
         for inner in descend(pending.pop()):
             yield inner
             if isinstance(inner, ast.Name):
                 pending += assigned.pop(inner.id, ())
+
+
+@lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
+def _assigned_in(body: ast.AST) -> dict[str, list[ast.expr]]:
+    assigned: dict[str, list[ast.expr]] = {}
+    for inner in descend(body):
+        if isinstance(inner, ast.Assign):
+            for target in inner.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(inner.value)
+    return assigned
 
 
 # Methods by which a list, a set or a dictionary takes something in.
