@@ -168,14 +168,14 @@ def in_plain_spelling(tree: ast.Module) -> None:
     """Put the expressions and statements of a tree in their plain spelling, in place; all keep their locations."""
     waiting: list[ast.AST] = [tree]
     for node in waiting:
-        for name, field in ast.iter_fields(node):
+        # In a class an annotation declares a field, too.
+        spelt = _SPELT - {ast.AnnAssign} if node.__class__ is ast.ClassDef else _SPELT
+        for name, field in vars(node).items():
             if field.__class__ is list:
                 for place, child in enumerate(field):
-                    # In a class an annotation declares a field, too.
-                    declares = node.__class__ is ast.ClassDef and child.__class__ is ast.AnnAssign
-                    if not declares and (plain := _plain(child)) is not None:
+                    if child.__class__ in spelt and (plain := _plain(child)) is not None:
                         field[place] = plain
-            elif field.__class__ in _SPELT and (plain := _plain(field)) is not None:
+            elif field.__class__ in spelt and (plain := _plain(field)) is not None:
                 setattr(node, name, plain)
         waiting += children_of(node)
 
@@ -208,7 +208,7 @@ def _attribute_named(call: ast.Call, function: str, arguments: int) -> str:
     return text if isinstance(text, str) and text.isidentifier() else ""
 
 
-_SPELT = frozenset({ast.Call, ast.JoinedStr})
+_SPELT = frozenset({ast.AnnAssign, ast.Call, ast.Expr, ast.JoinedStr})
 
 
 MAXIMUM_MODULES = 300
