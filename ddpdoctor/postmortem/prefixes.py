@@ -26,8 +26,8 @@ _PREFIXES = re.compile(
     r"(?:(?P<syslog_host>[\w.-]+) (?P<program>[\w./-]+\[\d+\]|kernel): )?"
     r"|\([^()\n]{1,80}?\bpid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
 )
-"""A mark of quotation, a rank, a stream, a task of MPI, a core of torch_xla, a role of torchrun, a time, a pod, syslog, and an actor of Ray
-with any name."""
+"""A mark of quotation, a rank, a stream, a task of MPI, a core of torch_xla, a role of torchrun, a time, a pod, syslog,
+and an actor of Ray with any name."""
 _TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?(?!\d+:\d+ \[)")
 """Not what NCCL begins its own lines with: host, process and thread."""
