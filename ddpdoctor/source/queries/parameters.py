@@ -524,7 +524,8 @@ def _only_known_parts(machine: Machine, module: Value) -> bool:
     for part in parts_of_module(machine, module):
         # Of two modules, one of which is made, or of one that may be missing, the own parts are not walked.
         known = all(
-            isinstance(option, Const) or (isinstance(option, ExternalObject) and option.name.startswith("torch.nn."))
+            isinstance(option, (Const, SequenceValue))  # Its items are parts themselves.
+            or (isinstance(option, ExternalObject) and option.name.startswith("torch.nn."))
             for option in options_of(part)
         )
         if not known and not (isinstance(part, Instance) and _is_readable(machine, part.cls)):
