@@ -60,7 +60,8 @@ class SummedTotal(msgspec.Struct, frozen=True, kw_only=True):
     site: int = -1
     tensor: int = 0
     """Its number, alike for every sum of the same memory of a rank."""
-    group: int = -1
+    own_group: int = -1
+    """As its process numbers groups."""
     numbers: tuple[float, ...] = ()
     version: int = -1
     """How often it was changed otherwise until then, as torch counts it; -1 where torch does not."""

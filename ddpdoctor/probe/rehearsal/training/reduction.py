@@ -152,7 +152,7 @@ class ReducedLosses:
         if all(map(isfinite, numbers)):
             version = -1 if tensor.is_inference() else int(tensor._version)  # Collectives leave it as it is.
             self._journal.event(
-                "summed_total", site=site, tensor=known[1], group=group, numbers=numbers, version=version
+                "summed_total", site=site, tensor=known[1], own_group=group, numbers=numbers, version=version
             )
 
     def note_orders(self, kind: str, tensors: tuple[Any, ...], site: int, ranks: tuple[int, ...]) -> None:
