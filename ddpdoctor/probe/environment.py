@@ -96,6 +96,12 @@ class Settings:
         )
 
 
+def number_in(variable: str) -> Optional[int]:
+    """Return the number that a variable of the environment holds; None where it holds none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
 def _those_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
@@ -163,7 +169,7 @@ def _unplanned() -> dict[str, Any]:
             "script": os.path.abspath(script) if script else "",
             "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
             "python": sys.executable,
-            "ranks_expected": int(os.environ["WORLD_SIZE"]) if os.environ.get("WORLD_SIZE", "").isdigit() else 0,
+            "ranks_expected": number_in("WORLD_SIZE") or 0,
             "started_ns": time.time_ns(),
         },
     }

@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, NoReturn
 
 from ...record.writer import from_system
@@ -19,7 +20,7 @@ from .. import user_code
 from ..groups import GroupBook
 from ..journal import Journal
 from ..torch_compat import Capabilities
-from ..user_code import elements, origin_of
+from ..user_code import origin_of
 
 # What an entry of torch's flight recorder means: the names of kinds and dtypes.
 
@@ -51,7 +52,7 @@ BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bflo
 def described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
     """Return the fields of a signature; ``dtype`` is torch's name of it."""
     name = DTYPES.get(dtype, dtype.lower())
-    size_bytes = sum(map(elements, shapes)) * BYTES.get(name, 1)
+    size_bytes = sum(map(prod, shapes)) * BYTES.get(name, 1)
     return user_code.described(kind, shapes, name, size_bytes, origin)
 
 

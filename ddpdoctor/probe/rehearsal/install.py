@@ -14,7 +14,7 @@ from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn, install_compiling
 from ..stand_in.process_groups import average_on_gloo
-from ..user_code import calling_frame
+from ..user_code import beyond, calling_frame
 from .collective_hook import CollectiveHook, hook_non_member_calls
 from .data.lengths import cut_batches
 from .data.loaders import Loaders
@@ -207,9 +207,7 @@ class Rehearsal:
 
     def _is_by_user(self) -> bool:
         """Return whether the user's own code is at work, and no library."""
-        frame = calling_frame()
-        while frame is not None and frame.f_code.co_filename == ctypes.__file__:
-            frame = frame.f_back
+        frame = beyond(calling_frame(), (ctypes.__file__,))
         return frame is not None and self._journal.user_code.holds(frame.f_code.co_filename)
 
     def _child_started(self, command: str, keeps_the_rules: bool) -> None:

@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from ..journal import Journal
 from ..nonfinite import Batch
-from ..observed import tensor_digest
+from ..observed import parameters_of, tensor_digest
 from ..torch_compat import after_import, on_call
 from .files.snapshot import copy_files, new_files
 from .training.ddp_modules import Modules
@@ -146,7 +146,7 @@ class ResumeTrace:
 
     def _step_begins(self, optimizer: Any) -> None:
         if self._row:
-            stepped = [one for group in optimizer.param_groups for one in group["params"]][:MOST_TENSORS]
+            stepped = parameters_of(optimizer)[:MOST_TENSORS]
             # The norm of one that is spread over ranks is a collective.
             plain = [one.grad if type(one.grad) is self._torch.Tensor else None for one in stepped]
             self._row["gradients"] = [0.0 if one is None else float(one.detach().norm()) for one in plain]
@@ -200,7 +200,7 @@ class ResumeTrace:
             for wrap, name, buffer in itertools.islice(self._modules.saved_buffers(), MOST_TENSORS)
         }
         optimizers = [one for one in self._optimizers if any(one.param_groups)]
-        optimizers.sort(key=lambda one: (type(one).__name__, sum(len(group["params"]) for group in one.param_groups)))
+        optimizers.sort(key=lambda one: (type(one).__name__, len(parameters_of(one))))
         return {
             "weights": tensors,
             "buffers": buffers,

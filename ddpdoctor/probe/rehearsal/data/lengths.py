@@ -8,13 +8,13 @@ what a function returns, and a reduction in which the ranks agree on the shortes
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Optional, Protocol
 
 from ...torch_compat import replaces
+from ...user_code import tree_around
 from ..loop_subjects import covers
 from ..schedule import Trail
 
@@ -217,11 +217,8 @@ class Lengths:
     def _look(self, frame: FrameType) -> Purpose:
         name = frame.f_code.co_filename
         if name not in self._sources:
-            try:
-                tree = ast.parse("".join(linecache.getlines(name, frame.f_globals)))
-                self._sources[name] = read(tree, alone=frame.f_globals.get("__name__") in ("__main__", "__mp_main__"))
-            except (SyntaxError, ValueError, RecursionError):
-                self._sources[name] = None
+            tree, alone = tree_around(frame), frame.f_globals.get("__name__") in ("__main__", "__mp_main__")
+            self._sources[name] = None if tree is None else read(tree, alone=alone)
         source = self._sources[name]
         if source is None:
             return ""

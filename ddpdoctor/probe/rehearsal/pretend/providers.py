@@ -15,12 +15,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import, replaces
-from ...user_code import OURS, UserCode
+from ...user_code import OURS, UserCode, outwards
 from . import absence, image_datasets, language_models, other_packages, tables
 from .absence import OF_NUMBERS, Note
 from .other_packages import StandIn, serve_imports
@@ -120,13 +120,10 @@ class ListedData:
 
     def _user_file(self) -> str | None:
         """Return the file of the user's code that asks; None where a library asks for itself."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(OURS) and not self._user_code.is_standard_library(file):
-                return file if self._user_code.holds(file) else None
-            frame = frame.f_back
-        return None
+        files = (frame.f_code.co_filename for frame in outwards(sys._getframe(1)))
+        others = (one for one in files if not one.startswith(OURS) and not self._user_code.is_standard_library(one))
+        file = next(others, "")
+        return file if self._user_code.holds(file) else None
 
 
 def _kind(file: str) -> tuple[str, str]:
