@@ -13,6 +13,7 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.launcher_options import without_wrappers
 from ddpdoctor.launch.request import Launch, RehearsalRequest
+from ddpdoctor.probe.environment import KEPT
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout
 
@@ -105,7 +106,6 @@ _TRACKERS_OFF = {
 }
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 """Without the network the address that the host's name stands for is that of no interface."""
-_KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
 def rehearsal_environment(
@@ -167,7 +167,7 @@ def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, s
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(KEPT)}
 
 
 def network_interfaces() -> tuple[str, ...]:

@@ -29,8 +29,7 @@ from .pretend.providers import Pretence
 from .rendezvous import Rendezvous, hook_network
 from .resume_trace import ResumeTrace
 from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
-from .stress import Stress
-from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep, hook_terminal
+from .surroundings import DeviceChoices, Failure, LightningTrainers, Stress, hook_sleep, hook_terminal
 from .training.ddp_modules import HostReads, Modules, ShardedModules
 from .training.emptied import Emptied
 from .training.reduction import ReducedLosses

@@ -31,7 +31,6 @@ from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signatu
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
-    FileAction,
     FileEvent,
     MissingGradient,
     Pass,
@@ -311,7 +310,6 @@ class Assembly:
         """Addresses that the job asked for, with the line that did."""
         self.served: dict[str, tuple[str, int]] = {}
         """Those that it listens on itself."""
-        """Other machines that the script spoke to."""
         self.pretended: dict[str, None] = {}
         self.refusal: str = ""
         """Sentence of the first thing that the no-touch rule refused."""
@@ -475,8 +473,7 @@ class Assembly:
         return self._local.get((pid, "site", number), -1) if isinstance(number, int) else -1
 
     def _rank(self, pid: int) -> int:
-        rank = self.book.rank_of(pid)
-        return -1 if rank is None else rank
+        return _rank(self.book.rank_of(pid))
 
     def _on_site(self, pid: int, event: events.Site) -> None:
         site = Site(frames_of(event.frames))
@@ -551,39 +548,20 @@ class Assembly:
         self._rows["missing_gradients"].append(missing)
 
     def _on_file(self, pid: int, event: events.File) -> None:
-        self._file(pid, event, event.action, event.path, existed=event.existed)
+        self._file(pid, event, action=event.action, path=event.path, existed=event.existed)
 
     def _on_child(self, pid: int, event: events.Child) -> None:
-        self._file(pid, event, "held-child" if event.held else "child-process", detail=event.command)
+        self._file(pid, event, action="held-child" if event.held else "child-process", detail=event.command)
 
     def _on_refused(self, pid: int, event: events.Refused) -> None:
         chain = next((site for site, number in self._sites.items() if number == self._site(pid, event.site)), Site())
         place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
         self.refusal = self.refusal or f"{place} {event.text}"
-        self._file(pid, event, "refused", event.path, detail=event.text)
+        self._file(pid, event, action="refused", path=event.path, detail=event.text)
 
-    def _file(
-        self,
-        pid: int,
-        event: events.File | events.Child | events.Refused,
-        action: FileAction,
-        path: str = "",
-        *,
-        existed: bool = False,
-        detail: str = "",
-    ) -> None:
-        rank, site = self.book.rank_or_parent(pid), self._site(pid, event.site)
-        self._rows["files"].append(
-            FileEvent(
-                rank=-1 if rank is None else rank,
-                action=action,
-                path=path,
-                site=site,
-                time_ns=event.time_ns,
-                existed=existed,
-                detail=detail,
-            )
-        )
+    def _file(self, pid: int, event: events.File | events.Child | events.Refused, **fields: Any) -> None:
+        rank, site = _rank(self.book.rank_or_parent(pid)), self._site(pid, event.site)
+        self._rows["files"].append(FileEvent(rank=rank, site=site, time_ns=event.time_ns, **fields))
 
     def _on_stressed(self, pid: int, event: events.Stressed) -> None:
         self.stressed = True

@@ -9,8 +9,6 @@ import msgspec
 
 from ddpdoctor.finding import Frame, Trouble
 
-# Groups of streams that several checks need.
-
 # Where in the code ranks were: the stacks of their threads, and the lines of the user's files that they ran.
 
 

@@ -380,8 +380,6 @@ class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-# Loaders, passes over them, and files that ranks read and wrote.
-
 # What the ranks did to files, and how they reached them.
 
 FileAction = Literal[

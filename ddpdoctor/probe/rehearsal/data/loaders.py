@@ -346,7 +346,7 @@ class Loaders:
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
-        """See ``short_pass.Owner``."""
+        """Returns the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
         self.in_workers_place: Callable[[Any], object] = lambda dataset: None
         """Called with the data set where the rank fetches what a worker would."""
         self._newest: Optional[Trail] = None

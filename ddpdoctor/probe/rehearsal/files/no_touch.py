@@ -20,8 +20,7 @@ from ....record import layout
 from ...torch_compat import after_import
 from . import overlay
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
-from .followed_io import follow_io
-from .open_files import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
+from .open_files import follow_io, wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
 from .unseen_writers import (
     LIBC_STARTERS,
     LIBC_WRITERS,

@@ -12,9 +12,6 @@ from typing import Any, Optional
 
 from .open_files import take_place
 
-# From what a script hands to the operating system to the path of the file that it means.
-
-
 REASON = "overlay"
 _OF_OTHERS = os.strerror(errno.EOVERFLOW)
 """The kernel's error where a file belongs to a user without a number in the user namespace of the box."""
