@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.launcher_options import without_wrappers
 from ddpdoctor.launch.request import Launch, RehearsalRequest
-from ddpdoctor.probe.environment import KEPT
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout
 
@@ -163,19 +161,6 @@ def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, s
         layout.RUN_VARIABLE: str(run_directory),
         "PYTHONPATH": str(BOOT_DIRECTORY) + (os.pathsep + path if path else ""),
     }
-
-
-def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(KEPT)}
-
-
-def network_interfaces() -> tuple[str, ...]:
-    """Names of this machine's network interfaces; none where the system does not tell."""
-    try:
-        return tuple(name for _, name in socket.if_nameindex())
-    except OSError:
-        return ()
 
 
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:

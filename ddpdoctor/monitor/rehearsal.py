@@ -25,8 +25,6 @@ from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
     lone_rank,
-    network_interfaces,
-    recorded_environment,
     rehearsal_command,
     rehearsal_environment,
 )
@@ -58,6 +56,7 @@ from ddpdoctor.launch.request import (
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
+from ddpdoctor.probe.environment import network_interfaces, recorded_environment
 from ddpdoctor.probe.rehearsal.files import snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly

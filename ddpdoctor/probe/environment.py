@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -140,6 +141,19 @@ def plan_of(run_directory: str) -> dict[str, Any]:
     return _read(path)
 
 
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(KEPT)}
+
+
+def network_interfaces() -> tuple[str, ...]:
+    """Names of this machine's network interfaces; none where the system does not tell."""
+    try:
+        return tuple(name for _, name in socket.if_nameindex())
+    except (OSError, AttributeError):
+        return ()
+
+
 def has_launcher(plan: dict[str, Any]) -> bool:
     """Return whether torch's launcher set the rendezvous of this process, as the user starts the job."""
     return "TORCHELASTIC_RUN_ID" in os.environ and bool(plan.get("has_launcher", True))
@@ -167,7 +181,7 @@ def _unplanned() -> dict[str, Any]:
             "kind": "run",
             "command": arguments,
             "script": os.path.abspath(script) if script else "",
-            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
+            "environment": recorded_environment(os.environ),
             "python": sys.executable,
             "ranks_expected": number_in("WORLD_SIZE") or 0,
             "started_ns": time.time_ns(),

@@ -21,7 +21,7 @@ from weakref import ref
 from ...journal import Journal
 from ...nonfinite import Batch
 from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
-from ...torch_compat import on_call
+from ...torch_compat import on_call, replaces
 from ...user_code import GENERATOR, loops, outwards, tree_around
 from ..loop_subjects import covering, covers
 from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
@@ -203,22 +203,19 @@ class Indices:
     def install(self) -> None:
         """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
         iterator_class = self._torch.utils.data.dataloader._BaseDataLoaderIter
-        draw, restart, journal = iterator_class._next_index, iterator_class._reset, self._journal
 
-        @functools.wraps(draw)
-        def _next_index(iterator: Any) -> Any:
+        @replaces("_next_index", iterator_class)
+        def _next_index(draw: Any, iterator: Any) -> Any:
             index = draw(iterator)
             if iterator._dataset_kind == 0:
-                journal.guarded(self._keep, iterator, index, harms=("passes",))
+                self._journal.guarded(self._keep, iterator, index, harms=("passes",))
             return index
 
-        @functools.wraps(restart)
-        def _reset(iterator: Any, *arguments: Any, **options: Any) -> Any:
+        @replaces("_reset", iterator_class)
+        def _reset(restart: Any, iterator: Any, *arguments: Any, **options: Any) -> Any:
             # Persistent workers serve all passes with one iterator.
             iterator.__dict__.pop("_ddpdoctor_drawn", None)
             return restart(iterator, *arguments, **options)
-
-        iterator_class._next_index, iterator_class._reset = _next_index, _reset
 
     def whole(self, iterator: Any, loader: int, ordinal: int, number: int) -> dict[str, Any]:
         """Return count, digest and file of the whole index list; empty when it has no end or no indices."""

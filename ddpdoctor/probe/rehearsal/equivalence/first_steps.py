@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from ...journal import Journal
 from ...observed import digest_of, parameters_of, tensor_digest
-from ...torch_compat import SHARDED_STATES, after_import, on_call
+from ...torch_compat import SHARDED_STATES, after_import, on_call, replaces
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
 from .feeding import COMPUTED, OWN, Draws, Feeding, read_all, seed, states
@@ -265,46 +265,36 @@ class FirstSteps:
         for name in _DROPOUTS:
             if hasattr(functional, name):
                 setattr(functional, name, _kept_whole(getattr(functional, name)))
-        attention = functional.scaled_dot_product_attention
 
-        @functools.wraps(attention)
-        def without_dropout(*arguments: Any, **named: Any) -> Any:
+        @replaces("scaled_dot_product_attention", functional)
+        def without_dropout(attention: Any, *arguments: Any, **named: Any) -> Any:
             if len(arguments) > 4:
                 arguments = (*arguments[:4], 0.0, *arguments[5:])
             else:
                 named["dropout_p"] = 0.0
             return attention(*arguments, **named)
 
-        functional.scaled_dot_product_attention = without_dropout
-
     def _normalise_by_rank(self) -> None:
         """Let batch norms take the statistics of each rank's samples where the ranks do, which is known to differ."""
         if not self._facts["plain_norms"] or self._facts["synced_norms"]:
             return
         norm_class, torch, feeding = self._torch.nn.modules.batchnorm._BatchNorm, self._torch, self._feeding
-        forward = norm_class.forward
 
-        @functools.wraps(forward)
-        def forward_by_rank(module: Any, inputs: Any) -> Any:
+        @replaces("forward", norm_class)
+        def forward_by_rank(forward: Any, module: Any, inputs: Any) -> Any:
             whole = sum(feeding.sizes)
             if not module.training or len(feeding.sizes) < 2 or inputs.shape[0] % whole:
                 return forward(module, inputs)
             times = inputs.shape[0] // whole
             return torch.cat([forward(module, part) for part in inputs.split([n * times for n in feeding.sizes])])
 
-        norm_class.forward = forward_by_rank
-
     def _measure_alike(self, lengths: dict[str, int]) -> None:
         """Let loaders be as long as those of a rank: with the batches of all ranks a pass has no more of them."""
-        loader_class = self._torch.utils.data.DataLoader
-        length = loader_class.__len__
 
-        @functools.wraps(length)
-        def length_of_rank(loader: Any) -> int:
+        @replaces("__len__", self._torch.utils.data.DataLoader)
+        def length_of_rank(length: Any, loader: Any) -> int:
             known = lengths.get(str(getattr(loader, "_ddpdoctor_number", "")))
             return int(length(loader)) if known is None else known
-
-        loader_class.__len__ = length_of_rank
 
     # What the optimizers get.
 

@@ -7,7 +7,6 @@ there is none it serves something of the same shape, type and number of classes,
 from __future__ import annotations
 
 import builtins
-import functools
 import glob
 import io
 import os
@@ -15,6 +14,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -134,6 +134,7 @@ def _stems() -> Iterator[str]:
     return (f"{_STEM}{index:06d}" for index in range(NAMES))
 
 
+_RANDOM, _DEFAULTS = ("weights", "random ones"), ("settings", "their defaults")
 Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
 
@@ -141,10 +142,10 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("timm.models._builder", language_models.serve_timm),
     ("transformers.modeling_utils", language_models.serve_transformers),
     ("transformers.configuration_utils", language_models.serve_configurations),
-    ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
-    ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
-    ("diffusers.models.modeling_utils", language_models.serve_models),
-    ("diffusers.schedulers.scheduling_utils", language_models.serve_schedulers),
+    ("transformers.tokenization_utils_base", partial(language_models.serve_tokenizers, "PreTrainedTokenizerBase")),
+    ("transformers.models.auto.tokenization_auto", partial(language_models.serve_tokenizers, "AutoTokenizer")),
+    ("diffusers.models.modeling_utils", partial(language_models.serve_diffusers, "ModelMixin", *_RANDOM)),
+    ("diffusers.schedulers.scheduling_utils", partial(language_models.serve_diffusers, "SchedulerMixin", *_DEFAULTS)),
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
@@ -187,7 +188,7 @@ class Pretence:
             listed = ListedData(self._journal.user_code, self._note, str(missed))
             self._journal.guarded(listed.install, harms=())
         for name, provider in (*PROVIDERS, *(OF_LACKED if missed else ())):
-            after_import(name, functools.partial(self._guarded, provider))
+            after_import(name, partial(self._guarded, provider))
 
     def _stand_ins(self) -> dict[str, StandIn]:
         silent = StandIn(other_packages.SilentModule, "a silent tracker")
