@@ -37,7 +37,8 @@ from ddpdoctor.monitor.processes.stacks import (
     with_training_thread,
 )
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
-from ddpdoctor.probe.environment import network_interfaces, recorded_environment
+from ddpdoctor.probe.environment import recorded_environment
+from ddpdoctor.probe.free_port import network_interfaces
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.completeness import rival_launchers, superseded

@@ -56,7 +56,8 @@ from ddpdoctor.launch.request import (
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
-from ddpdoctor.probe.environment import network_interfaces, recorded_environment
+from ddpdoctor.probe.environment import recorded_environment
+from ddpdoctor.probe.free_port import network_interfaces
 from ddpdoctor.probe.rehearsal.files import snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -144,14 +143,6 @@ def plan_of(run_directory: str) -> dict[str, Any]:
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(KEPT)}
-
-
-def network_interfaces() -> tuple[str, ...]:
-    """Names of this machine's network interfaces; none where the system does not tell."""
-    try:
-        return tuple(name for _, name in socket.if_nameindex())
-    except (OSError, AttributeError):
-        return ()
 
 
 def has_launcher(plan: dict[str, Any]) -> bool:

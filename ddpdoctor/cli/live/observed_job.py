@@ -75,7 +75,8 @@ def _plan(
     import msgspec
 
     from ddpdoctor.launch.interpreter import commit_of
-    from ddpdoctor.probe.environment import network_interfaces, recorded_environment
+    from ddpdoctor.probe.environment import recorded_environment
+    from ddpdoctor.probe.free_port import network_interfaces
     from ddpdoctor.record.model import Job
 
     here = Path.cwd()

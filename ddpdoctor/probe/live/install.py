@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ...record import layout
-from ..environment import Settings, network_interfaces, recorded_environment
+from ..environment import Settings, recorded_environment
+from ..free_port import network_interfaces
 from ..groups import GroupBook, Groups
 from ..journal import Journal
 from ..nonfinite import NonFinite

@@ -242,7 +242,7 @@ def _data_parallel(torch: Any) -> None:
 
 def install_sync_batch_norm(torch: Any) -> None:
     """Give torch the kernels, and let the module's forward past its check of the device."""
-    kernels = {
+    kernels: dict[str, Callable[..., Any]] = {
         "batch_norm_stats": _stats,
         "batch_norm_gather_stats_with_counts": _gather_stats,
         "batch_norm_elemt": _normalise,

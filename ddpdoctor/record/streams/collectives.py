@@ -10,16 +10,16 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine, RowAtTime
+
 # What no track of collectives shows of the calls of ranks: waits in the store, and collectives on the wrong thing.
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
+class Wait(RowAtLine, frozen=True, kw_only=True):
     """A wait in the store that is not a collective: making a group, initialising the job."""
 
-    rank: int
     kind: Literal["init_process_group", "new_group", "destroy_process_group"]
     ranks: tuple[int, ...] = ()
-    site: int = -1
     started_ns: int = 0
     ended_ns: int = 0
     """0 while it still waits."""
@@ -43,35 +43,27 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
 
-class ReducedCounts(msgspec.Struct, frozen=True, kw_only=True):
+class ReducedCounts(RowAtTime, frozen=True, kw_only=True):
     """A rank gave a few numbers to a sum over the ranks, outside of any graph."""
 
-    rank: int
-    site: int = -1
     numbers: tuple[int, ...] = ()
     """Those of them that are whole and positive, as counts are."""
-    time_ns: int = 0
 
 
-class SummedTotal(msgspec.Struct, frozen=True, kw_only=True):
+class SummedTotal(RowAtTime, frozen=True, kw_only=True):
     """What a rank gave to a sum over the ranks by a tensor of a few numbers, which then holds the sum."""
 
-    rank: int
-    site: int = -1
     tensor: int = 0
     """Its number, alike for every sum of the same memory of a rank."""
     group: int = -1
     numbers: tuple[float, ...] = ()
     version: int = -1
     """How often it was changed otherwise until then, as torch counts it; -1 where torch does not."""
-    time_ns: int = 0
 
 
-class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryOrder(RowAtTime, frozen=True, kw_only=True):
     """A rank gave a collective a tensor whose numbers do not lie in memory one after another, in their order."""
 
-    rank: int
-    site: int = -1
     kind: str = ""
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
@@ -79,7 +71,6 @@ class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
     """There is something else between them, or several of them are one number in memory; else their order differs."""
     ranks: tuple[int, ...] = ()
     """Those of the group."""
-    time_ns: int = 0
 
 
 class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +82,9 @@ class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
     backward_site: int = -1
 
 
-class CutGraph(msgspec.Struct, frozen=True, kw_only=True):
+class CutGraph(RowAtLine, frozen=True, kw_only=True):
     """A gather of a tensor that wants a gradient: its result has none."""
 
-    rank: int
-    site: int = -1
     kind: str = ""
     """The collective."""
     leaves: tuple[tuple[int, ...], ...] = ()
@@ -131,29 +120,25 @@ class EndlessLoop(msgspec.Struct, frozen=True, kw_only=True):
     """It was left after all."""
 
 
-class SharedGroup(msgspec.Struct, frozen=True, kw_only=True):
+class SharedGroup(RowAtLine, frozen=True, kw_only=True):
     """A group that a rank used from two threads at once, when it was first seen to be."""
 
-    rank: int
     ranks: tuple[int, ...] = ()
     """Of the group."""
     name: str = ""
     """Of its dimension in a device mesh."""
     kind: str = ""
     """The collective that is called while the other thread is at work."""
-    site: int = -1
     thread: str = ""
     """The other thread's name."""
     other_site: int = -1
     """Where that called its newest collective of the group."""
 
 
-class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
+class OutsiderCall(RowAtLine, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 
-    rank: int
     operation: str
-    site: int = -1
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine
+
 Phase = Literal[
     "starting", "data_wait", "forward", "backward", "explicit", "optimizer", "evaluation", "saving", "other", "finished"
 ]
@@ -219,11 +221,9 @@ class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the memory of the GPU that it trains on; 0 without one."""
 
 
-class HostRead(msgspec.Struct, frozen=True, kw_only=True):
+class HostRead(RowAtLine, frozen=True, kw_only=True):
     """A line of the user's that read a result back from the GPU, in the steps that were sampled for that."""
 
-    rank: int
-    site: int = -1
     method: str
     """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
     calls: int
@@ -235,11 +235,9 @@ class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """Time inside of the calls, in all of the steps."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Look(RowAtLine, frozen=True, kw_only=True):
     """How often the training thread of a rank was met at a line of the user's, of late."""
 
-    rank: int
-    site: int = -1
     phase: str
     """What the rank did meanwhile, as in ``Phase``."""
     looks: int

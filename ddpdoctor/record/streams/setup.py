@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame, Trouble
+from ddpdoctor.record.streams import RowAtLine, RowAtTime
 
 # Where in the code ranks were: the stacks of their threads, and the lines of the user's files that they ran.
 
@@ -47,15 +48,12 @@ class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
 Library = Literal["torch", "numpy", "random"]
 
 
-class Seeding(msgspec.Struct, frozen=True, kw_only=True):
+class Seeding(RowAtTime, frozen=True, kw_only=True):
     """A rank fixed the random numbers of a library."""
 
-    rank: int
     library: Library
-    site: int = -1
     value: int | None = None
     """What it was seeded with; None where that is no whole number."""
-    time_ns: int = 0
 
 
 class RandomState(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +75,11 @@ class RandomState(msgspec.Struct, frozen=True, kw_only=True):
     end_line: int = 0
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(RowAtLine, frozen=True, kw_only=True):
     """A ``Subset`` of a data set; one that is made of another is described by indices into the innermost data set."""
 
-    rank: int
     part: int
     """Ordinal in its process."""
-    site: int = -1
     base_type: str = ""
     base_length: int = 0
     count: int = 0
@@ -126,12 +122,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class ForkedUse(msgspec.Struct, frozen=True, kw_only=True):
+class ForkedUse(RowAtLine, frozen=True, kw_only=True):
     """A process that a rank forked called a collective of the rank's process group."""
 
-    rank: int
     kind: str
-    site: int = -1
 
 
 class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,10 +290,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """By no more its times are wrong beside those of the first node; None where clocks were not compared."""
 
 
-class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceUse(RowAtLine, frozen=True, kw_only=True):
     """The first time that a process put something on a GPU in one of two ways."""
 
-    rank: int
     index: int
     how: Literal["explicit", "current"]
     """The user's line named the index, or left it to the current device."""
@@ -307,36 +300,29 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
     """The process had chosen its current device before."""
     forked: bool = False
     """A process that the rank had forked, after the rank itself had used a GPU."""
-    site: int = -1
 
 
-class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceChoice(RowAtLine, frozen=True, kw_only=True):
     """A call of ``set_device``, or a barrier that a process came to before its first one."""
 
-    rank: int
     chosen: bool
     """False: the barrier, which named no device."""
-    site: int = -1
 
 
-class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointLoad(RowAtTime, frozen=True, kw_only=True):
     """A call of ``torch.load`` with a path, whether it succeeded or not."""
 
-    rank: int
     path: str
     mapped: bool = False
     """It was given ``map_location``."""
     failed: bool = False
     saved_on: tuple[str, ...] = ()
     """Devices that the storages were saved from; empty when it is not known."""
-    site: int = -1
-    time_ns: int = 0
 
 
-class StateNames(msgspec.Struct, frozen=True, kw_only=True):
+class StateNames(RowAtTime, frozen=True, kw_only=True):
     """How the names of a state dict fit the module that it was loaded into."""
 
-    rank: int
     module_class: str = ""
     names: int = 0
     """0 when they fitted."""
@@ -345,5 +331,3 @@ class StateNames(msgspec.Struct, frozen=True, kw_only=True):
     too_short: int = 0
     """Names that fit once the prefix is put before them."""
     raised: bool = False
-    site: int = -1
-    time_ns: int = 0

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine, RowAtTime
+
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
 NonFiniteKind = Literal["loss", "gradient", "parameter"]
@@ -39,11 +41,9 @@ class Unreduced(msgspec.Struct, frozen=True, kw_only=True):
     further backward."""
 
 
-class Backward(msgspec.Struct, frozen=True, kw_only=True):
+class Backward(RowAtTime, frozen=True, kw_only=True):
     """A call of backward."""
 
-    rank: int
-    site: int = -1
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters got gradients in it."""
     synchronised: tuple[int, ...] = ()
@@ -54,18 +54,15 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """Those of ``wraps`` that held gradients other than zero before it."""
     inside_no_sync: tuple[int, ...] = ()
     """Those of ``wraps`` that were under ``no_sync`` in it although their forward was not."""
-    time_ns: int = 0
 
 
-class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
+class OptimizerStep(RowAtTime, frozen=True, kw_only=True):
     """A step of an optimizer."""
 
-    rank: int
     optimizer: int
     """Ordinal of the optimizer in its process."""
     ordinal: int = 0
     """n-th step of this optimizer, from 1."""
-    site: int = -1
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters it steps; -1 stands for parameters of no wrapped module."""
     elements: int = 0
@@ -74,15 +71,12 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
     """One for each parameter group."""
     divided: bool = False
     """Of one of its parameters each rank holds a part, by a mesh."""
-    time_ns: int = 0
 
 
-class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
+class MissingGradient(RowAtLine, frozen=True, kw_only=True):
     """Parameters of a wrap that got no gradient although others of the wrap did."""
 
-    rank: int
     wrap: int
-    site: int = -1
     parameters: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     """Those of them that got one without synchronisation before: where DDP searches, it averages that."""
@@ -98,13 +92,11 @@ class BufferState(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[str, str] = {}
 
 
-class OwnWrite(msgspec.Struct, frozen=True, kw_only=True):
+class OwnWrite(RowAtLine, frozen=True, kw_only=True):
     """A line that changed in place, in a training forward, what DDP neither averages nor hands on from rank 0."""
 
-    rank: int
     wrap: int
     name: str
-    site: int = -1
 
 
 class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,12 +123,10 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
-class MadeParameters(msgspec.Struct, frozen=True, kw_only=True):
+class MadeParameters(RowAtLine, frozen=True, kw_only=True):
     """Parameters of an optimizer that are in no wrapped module, which one call chain has made."""
 
-    rank: int
     optimizer: int
-    site: int = -1
     names: Mapping[str, str] = {}
     """Name and model of each, by its name in the digests; empty where no module holds it."""
 
@@ -154,13 +144,10 @@ class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name, of the whole parameter."""
 
 
-class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
+class GradientsTaken(RowAtTime, frozen=True, kw_only=True):
     """Gradients of parameters of wrapped modules that ``torch.autograd.grad`` returned."""
 
-    rank: int
     wraps: tuple[int, ...]
-    site: int = -1
-    time_ns: int = 0
 
 
 class WrittenAverages(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,14 +175,12 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""
 
 
-class PlateauStep(msgspec.Struct, frozen=True, kw_only=True):
+class PlateauStep(RowAtLine, frozen=True, kw_only=True):
     """A step of a scheduler that lowers the learning rate where a value that it is given no longer falls."""
 
-    rank: int
     number: int
     """Ordinal of the scheduler among those of the process."""
     value: float
-    site: int = -1
 
 
 class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,10 +332,9 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeSave(RowAtLine, frozen=True, kw_only=True):
     """A dictionary that was given to ``torch.save``, likewise."""
 
-    rank: int
     path: str
     step: int
     """Steps that were made by then."""
@@ -367,17 +351,13 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     """It was written over an earlier one of the job, and no other file of that size was seen."""
     signal: int = 0
     """The signal that the rank had been sent before; a row of its state without batches stands beside it."""
-    site: int = -1
 
 
-class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
+class TensorRead(RowAtTime, frozen=True, kw_only=True):
     """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
 
-    rank: int
-    site: int = -1
     method: str
     """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
-    time_ns: int = 0
 
 
 # What the ranks did to files, and how they reached them.
@@ -389,29 +369,23 @@ FileAction = Literal[
 AccessAction = Literal["read", "write", "check", "make", "remove", "move", "lock"]
 
 
-class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
+class FileEvent(RowAtTime, frozen=True, kw_only=True):
     """Something that the ranks did to a file, or a child process that they started."""
 
-    rank: int
     action: FileAction
     path: str
-    site: int = -1
-    time_ns: int = 0
     existed: bool = False
     """The file existed before the run."""
     detail: str = ""
     """What would have happened, when refused; the command of a child process."""
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class Access(RowAtTime, frozen=True, kw_only=True):
     """A rank reached a path: what it was about to do there, whatever became of it."""
 
-    rank: int
     action: AccessAction
     """``check``: asked whether it exists. ``make``: of a directory. ``lock``: took a lock, or a file as one."""
     path: str
-    site: int = -1
-    time_ns: int = 0
     found: bool = False
     """There was something under the path."""
     through: str = ""
@@ -431,13 +405,11 @@ class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors, numbers and strings of the sample in a fixed order, as digests."""
 
 
-class Loader(msgspec.Struct, frozen=True, kw_only=True):
+class Loader(RowAtLine, frozen=True, kw_only=True):
     """A DataLoader."""
 
-    rank: int
     loader: int
     """Ordinal in its process."""
-    site: int = -1
     dataset_type: str = ""
     dataset_length: int | None = None
     iterable: bool = False
@@ -468,14 +440,12 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[SampleProbe, ...] = ()
 
 
-class Pass(msgspec.Struct, frozen=True, kw_only=True):
+class Pass(RowAtLine, frozen=True, kw_only=True):
     """One pass over a loader."""
 
-    rank: int
     loader: int
     ordinal: int
     """n-th pass of this loader, from 0."""
-    site: int = -1
     set_epoch: int | None = None
     true_length: int | None = None
     """Batches that the pass would have had without the cut; None when not known."""
