@@ -20,7 +20,7 @@ from .data.lengths import cut_batches
 from .data.loaders import Loaders
 from .data.samples import Division, Randomness, Samples
 from .executed_lines import Lines
-from .files import no_touch, overlay
+from .files import no_touch
 from .files.accesses import Accesses, listen
 from .files.created_log import Checkpoints
 from .files.open_files import share_directories
@@ -65,7 +65,7 @@ class Rehearsal:
             journal.guarded(self._lines.start_before_torch, harms=("lines",))
             journal.on_beat = self._beat
         mount_points = journal.plan.get("mount_points")
-        self._process_end.consequence = lambda error: overlay.caused(error, mount_points)
+        self._process_end.consequence = lambda error: no_touch.caused_by_overlay(error, mount_points)
         self._process_end.after_raising = Failure(journal, self._rendezvous.started).stay
         no_touch.install(
             journal.run_directory,
@@ -174,7 +174,7 @@ class Rehearsal:
         self._modules = modules
         self._process_end.before_report = self._close
         self._process_end.consequence = lambda error: (
-            overlay.caused(error, plan.get("mount_points"))
+            no_touch.caused_by_overlay(error, plan.get("mount_points"))
             or loaders.caused(error)
             or (stand_in.caused(error) if stand_in is not None else "")
         )
