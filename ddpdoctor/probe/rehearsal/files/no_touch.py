@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Optional
 
 from ....record import layout
 from ...torch_compat import after_import
-from .file_rules import BytecodeHeldBack, FileRules, Refusal
+from .file_rules import BytecodeHeldBack, FileRules, Refusal, Refused
 from .open_files import follow_io, take_place, wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
 from .unseen_writers import (
     LIBC_STARTERS,
@@ -88,7 +88,7 @@ def install(
     mount_points: Mapping[str, bool] | None = None,
     of_user: OfUser = lambda: True,
 ) -> None:
-    """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
+    """Guard this process, its threads and the processes that it forks until it ends.
 
     ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
     where ``mount_points`` names those outside it, everything is reported and nothing refused.
@@ -97,36 +97,23 @@ def install(
         run_directory, allow_writes, on_refused, on_file, on_child, of_user, in_overlay=mount_points is not None
     )
     _ACTIVE.append(guard)
-    if len(_ACTIVE) > 1:
-        del _ACTIVE[0]
-        return
-    wrap_os_open(_judge_opening, lambda call: _ACTIVE[0].quietly(call))
-    wrap_os_utime(
-        lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd),
-        lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
-    )
+    wrap_os_open(guard.judged_by("opened"), guard.quietly)
+    wrap_os_utime(guard.keeps_times, functools.partial(guard.note, guard.rules.times_set))
     if mount_points is None:
-        _follow_what_is_written()
+        _follow_what_is_written(guard)
     else:
-        cross_overlays(mount_points, lambda call: _ACTIVE[0].quietly(call))
-    sys.addaudithook(_hook_of(_ACTIVE))
+        cross_overlays(mount_points, guard.quietly)
+    sys.addaudithook(_hook_of(guard))
 
 
-def _follow_what_is_written() -> None:
+def _follow_what_is_written(guard: _Guard) -> None:
     """Follow the last state of files that are written for good, and guard the ways that have no audit event."""
-    follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
+    follow_io(guard.rules.open_files, guard.quietly)
     wrap_makers(settle)
-    wrap_pipe_makers(lambda path, dir_fd: _ACTIVE[0].judge(_ACTIVE[0].rules.pipe_made, path, dir_fd), settle)
-    after_import(
-        "_sqlite3",
-        lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),
-    )
+    wrap_pipe_makers(guard.judged_by("pipe_made"), settle)
+    after_import("_sqlite3", lambda sqlite: wrap_sqlite(sqlite, guard.judged_by("database_attached")))
     after_import("readline", lambda readline: wrap_readline(readline, _judge_saving, settle))
-    wrap_shared_memory(
-        lambda path, flags: _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags),
-        lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.removed, path),
-        settle,
-    )
+    wrap_shared_memory(guard.judged_by("opened"), guard.judged_by("removed"), settle)
     _settle_at_end()
 
 
@@ -152,10 +139,6 @@ def wrap_torch_writers(torch: Any) -> None:
     """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
     wrap_torch(torch, _judge_saving, _judge_writing_on, settle)
     wrap_safetensors(_judge_saving, settle)
-
-
-def _judge_opening(path: object, flags: int, dir_fd: object) -> None:
-    _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
 
 
 def _judge_writing_on(path: object) -> None:
@@ -216,6 +199,8 @@ class _Guard:
                 refusal = refusal and rule(*arguments)
         except BytecodeHeldBack:
             raise
+        except Refused as refused:
+            refusal = refused.refusal
         except Exception as fault:
             if sys.is_finalizing():
                 return
@@ -223,6 +208,10 @@ class _Guard:
         if refusal is not None and not self._in_overlay:
             self.quietly(lambda: self._on_refused(*refusal))
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
+
+    def judged_by(self, rule: str) -> Callable[..., None]:
+        """Return what applies the rule of a name to its arguments."""
+        return functools.partial(self.judge, getattr(self.rules, rule))
 
     def keeps_times(self, path: object, dir_fd: object) -> bool:
         """Return whether a file's times must stay as they are; what cannot be judged may have them set."""
@@ -268,7 +257,7 @@ class _Guard:
             return
 
 
-def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
+def _hook_of(guard: _Guard) -> Callable[[str, tuple[Any, ...]], None]:
     """Build the audit hook.
 
     ``safetensors`` is wrapped when the file of one of its submodules is opened: after its package was imported, before
@@ -285,14 +274,14 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
             name, positions = rules[event]
             chosen = [arguments[index] if index < len(arguments) else None for index in positions]
             settle()
-            active[0].judge(getattr(active[0].rules, name), *chosen)
+            guard.judge(getattr(guard.rules, name), *chosen)
         elif event in _NOTED and arguments:
-            active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
+            guard.note(getattr(guard.rules, _NOTED[event]), arguments[0])
         elif event in children and len(arguments) > children[event]:
             settle(at_end=event == "os.exec")
-            active[0].report_child(event, arguments)
+            guard.report_child(event, arguments)
         elif event == "ctypes.dlsym" and len(arguments) > 1:
-            active[0].looked_up(arguments[1])
+            guard.looked_up(arguments[1])
 
     return hook
 

@@ -401,7 +401,7 @@ class Followed(io.FileIO):
 Followed.__name__ = Followed.__qualname__ = "FileIO"
 
 
-def follow_io(files: Callable[[], OpenFiles], quietly: Callable[[Callable[[], Any]], Any]) -> None:
+def follow_io(files: OpenFiles, quietly: Callable[[Callable[[], Any]], Any]) -> None:
     """Take the places of ``open``, ``io.open``, and of ``os.open`` and ``os.close``; ``files`` gives the accounts."""
     original = builtins.open
     followed = type("FileIO", (Followed,), {"_quietly": staticmethod(quietly), "__slots__": ()})
@@ -422,7 +422,7 @@ def follow_io(files: Callable[[], OpenFiles], quietly: Callable[[Callable[[], An
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         raw = followed(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         try:
-            raw._account = _begun(files(), raw, quietly)
+            raw._account = _begun(files, raw, quietly)
             return _buffered(raw, mode, buffering, encoding, errors, newline)
         except BaseException:
             raw.close()
@@ -472,7 +472,7 @@ def _buffered(
     return text
 
 
-def _follow_descriptors(files: Callable[[], OpenFiles], quietly: Callable[[Callable[[], Any]], Any]) -> None:
+def _follow_descriptors(files: OpenFiles, quietly: Callable[[Callable[[], Any]], Any]) -> None:
     opened, closed = os.open, os.close
 
     def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> int:  # noqa: A001
@@ -480,7 +480,7 @@ def _follow_descriptors(files: Callable[[], OpenFiles], quietly: Callable[[Calla
         descriptor = opened(path, flags, mode, dir_fd=dir_fd)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             try:
-                quietly(lambda: files().opened(descriptor, flags))
+                quietly(lambda: files.opened(descriptor, flags))
             except Exception:
                 return descriptor
         return descriptor
@@ -488,7 +488,7 @@ def _follow_descriptors(files: Callable[[], OpenFiles], quietly: Callable[[Calla
     def close(fd: int) -> None:
         """Close a descriptor."""
         try:
-            quietly(lambda: files().closing(fd))
+            quietly(lambda: files.closing(fd))
         except Exception:
             pass
         closed(fd)
