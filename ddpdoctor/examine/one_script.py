@@ -494,15 +494,23 @@ def conclude_all(
 
 def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:
     """Return what a document says of a script that is no Python: nothing was checked, and why; the exit code is 2."""
+    source = SourceSection(status="failed", files=0, seconds=0.0, notes=(error.message,))
+    return unchecked(request.target, request.fail_on, ExitCode.ERROR, source, not_rehearsed())
+
+
+def unchecked(
+    target: str, fail_on: Severity, exit_code: ExitCode, source: SourceSection, rehearsal: RehearsalSection
+) -> Examination:
+    """Return an examination in which no check has looked at anything."""
     return Examination(
-        target=request.target,
+        target=target,
         root=str(Path.cwd()),
         verdict="inconclusive",
-        exit_code=ExitCode.ERROR,
+        exit_code=exit_code,
         complete=False,
-        fail_on=request.fail_on,
-        source=SourceSection(status="failed", files=0, seconds=0.0, notes=(error.message,)),
-        rehearsal=not_rehearsed(),
+        fail_on=fail_on,
+        source=source,
+        rehearsal=rehearsal,
         findings=(),
         outcomes=(),
     )

@@ -19,7 +19,8 @@ from .environment import number_in
 from .journal import Journal
 from .user_code import outwards
 
-_SET_PARENT_DEATH_SIGNAL = 1
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37
 
 
 def end_with_parent(parent: int) -> None:
@@ -27,15 +28,17 @@ def end_with_parent(parent: int) -> None:
 
     For a process that its parent's main thread started: the signal comes when the thread that started it ends.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        process_control = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
-        return
-    process_control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if process_control(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)  # It died before this call.
+
+
+def process_control(option: int, value: Any) -> bool:
+    """Call ``prctl``; return whether there is such a function, as on Linux."""
+    try:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"

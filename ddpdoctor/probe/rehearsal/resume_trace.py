@@ -349,11 +349,9 @@ class ResumeTrace:
     ) -> None:
         """Copy what the job has written beside its checkpoints; by one rank of all."""
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
-        found = [one for folder in self._folders() for one in new_files(folder, began_s)]
+        folders = dict.fromkeys(os.path.dirname(path) for path in self._paths)
+        found = [one for folder in folders for one in new_files(folder, began_s)]
         copy_files(os.path.join(self._journal.run_directory, "snapshot", name), [*found, *others], step, torn)
-
-    def _folders(self) -> list[str]:
-        return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
 
 
 def _remember(known: Any, _: FrameType, arguments: tuple[Any, ...], __: dict[str, Any]) -> None:
@@ -380,8 +378,7 @@ def _state_of(optimizer: Any) -> list[Any]:
     """Return the state of an optimizer in the order of its parameters."""
     return [
         {name: optimizer.state[parameter][name] for name in sorted(optimizer.state.get(parameter, {}), key=str)}
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        for parameter in parameters_of(optimizer)
     ]
 
 

@@ -91,13 +91,11 @@ class LightningTrainers:
         """Wait for Lightning's import."""
         if os.environ.get("LOCAL_WORLD_SIZE", "").isdigit():
             for module, name in _CLASSES:
-                after_import(module, functools.partial(self._fit_guarded, name))
+                fit = functools.partial(self._journal.guarded, self._fit, name, harms=("passes",))
+                after_import(module, fit)
 
-    def _fit_guarded(self, name: str, module: ModuleType) -> None:
-        self._journal.guarded(self._fit, getattr(module, name), harms=("passes",))
-
-    def _fit(self, made: Any) -> None:
-        @replaces("__init__", made)
+    def _fit(self, name: str, module: ModuleType) -> None:
+        @replaces("__init__", getattr(module, name))
         def make_fitted(make: Any, self_: Any, *arguments: Any, **options: Any) -> None:
             options.update(self._journal.guarded(self._fitted, options, harms=("passes",)) or {})
             make(self_, *arguments, **options)

@@ -148,7 +148,7 @@ class Samples:
             batch = fetch(fetcher, index)
             randomness.fetch_ended(dataset, length)
             self._journal.guarded(self._probe, dataset, length, harms=("loaders",))
-            self._division.note_holdings(base_of(dataset, self._torch))
+            self._journal.guarded(self._division.note_holdings, base_of(dataset, self._torch), harms=("holdings",))
             return batch
 
         fetcher_class.fetch = fetch_and_probe
@@ -291,9 +291,6 @@ class Division:
 
     def note_holdings(self, dataset: Any) -> None:
         """Write digests of what a data set holds for each of its samples, in their order and in any order."""
-        self._journal.guarded(self._note_holdings, dataset, harms=("holdings",))
-
-    def _note_holdings(self, dataset: Any) -> None:
         if not hasattr(dataset, "__dict__"):
             return
         try:
