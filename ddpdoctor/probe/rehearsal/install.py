@@ -213,7 +213,8 @@ class Rehearsal:
         """Note a program that the user's code starts; what torch starts for itself is no news."""
         site = self._journal.here()
         if site >= 0:
-            self._journal.event("child", command=command[:500], held=keeps_the_rules, site=site)
+            action = "held-child" if keeps_the_rules else "child-process"
+            self._journal.event("file", action=action, detail=command[:500], site=site)
 
     def _refused(self, action: str, path: str, sentence: str) -> None:
         journal = self._journal

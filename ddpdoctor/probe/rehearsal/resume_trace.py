@@ -92,8 +92,7 @@ class ResumeTrace:
         for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
             after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
         after_import("safetensors.torch", self._hook_safetensors)
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        for owner, known in ((scaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
+        for owner, known in ((torch.amp.GradScaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
             listen(owner, "__init__", after=functools.partial(_remember, known))
         # The package hides its module of the same name.
         optimizers = sys.modules["torch.optim.optimizer"]

@@ -35,7 +35,6 @@ from ddpdoctor.record.streams.training import (
     MissingGradient,
     Pass,
     TrainingState,
-    WrapChange,
 )
 
 # Makes the stream of executed lines of what the ranks wrote about them.
@@ -346,7 +345,6 @@ class Assembly:
             events.WaitEnded: self._waits.on_ended,
             events.Led: self._waits.on_led,
             events.CommunicationHook: self._on_communication_hook,
-            events.LateBatchNorms: self._on_late_batch_norms,
             events.DatasetSample: self._passes.on_sample,
             events.PassEnded: self._passes.on_ended,
             events.PassTrained: self._passes.on_trained,
@@ -357,7 +355,6 @@ class Assembly:
             events.Lines: self._lines.on_lines,
             events.LinesLost: self._lines.on_lost,
             events.File: self._on_file,
-            events.Child: self._on_child,
             events.Refused: self._on_refused,
             events.Ended: self._on_ended,
             events.Stressed: self._on_stressed,
@@ -498,18 +495,6 @@ class Assembly:
         key = (pid, event.wrap)
         self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
 
-    def _on_late_batch_norms(self, pid: int, event: events.LateBatchNorms) -> None:
-        known = self._wraps[pid, event.wrap].synchronised_batch_norms
-        if event.synchronised > known:
-            self._rows["wrap_changes"].append(
-                WrapChange(
-                    rank=self._rank(pid),
-                    wrap=event.wrap,
-                    site=self._site(pid, event.site),
-                    late_batch_norms=event.synchronised - known,
-                )
-            )
-
     def _on_row(self, pid: int, event: Row) -> None:
         self._rows[_ROWS[event.kind]].append(self._converted(pid, event, row_types()[event.kind]))
 
@@ -548,10 +533,7 @@ class Assembly:
         self._rows["missing_gradients"].append(missing)
 
     def _on_file(self, pid: int, event: events.File) -> None:
-        self._file(pid, event, action=event.action, path=event.path, existed=event.existed)
-
-    def _on_child(self, pid: int, event: events.Child) -> None:
-        self._file(pid, event, action="held-child" if event.held else "child-process", detail=event.command)
+        self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
 
     def _on_refused(self, pid: int, event: events.Refused) -> None:
         chain = next((site for site, number in self._sites.items() if number == self._site(pid, event.site)), Site())
@@ -559,7 +541,7 @@ class Assembly:
         self.refusal = self.refusal or f"{place} {event.text}"
         self._file(pid, event, action="refused", path=event.path, detail=event.text)
 
-    def _file(self, pid: int, event: events.File | events.Child | events.Refused, **fields: Any) -> None:
+    def _file(self, pid: int, event: events.File | events.Refused, **fields: Any) -> None:
         rank, site = _rank(self.book.rank_or_parent(pid)), self._site(pid, event.site)
         self._rows["files"].append(FileEvent(rank=rank, site=site, time_ns=event.time_ns, **fields))
 

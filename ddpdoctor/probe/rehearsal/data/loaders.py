@@ -381,7 +381,7 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            seen = loaders._had_workers(loader)
+            seen = loaders._sites.get(loader._ddpdoctor_number) in loaders._with_workers
             with few_workers(loader, loaders._torch, seen=seen, none=loaders.no_workers) as workers:
                 inner = iterate(loader)
             journal.guarded(loaders._fetches, loader, workers, harms=())
@@ -417,9 +417,6 @@ class Loaders:
         if not purpose:
             return true
         return self._schedule.length(loader._ddpdoctor_number, true, turns=purpose == "turns")
-
-    def _had_workers(self, loader: Any) -> bool:
-        return self._sites.get(loader._ddpdoctor_number) in self._with_workers
 
     def _fetches(self, loader: Any, workers: int) -> None:
         """Note how many workers a pass has; without those of the script, the rank fetches in their place."""

@@ -37,9 +37,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "MNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
-    "FashionMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
-    "KMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
+    **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST"), Kind(60_000, 10_000, (28, 28), 10, tensors=True)),
     "EMNIST": Kind(112_800, 18_800, (28, 28), 47, tensors=True),
     "CIFAR10": Kind(50_000, 10_000, (32, 32, 3), 10),
     "CIFAR100": Kind(50_000, 10_000, (32, 32, 3), 100),

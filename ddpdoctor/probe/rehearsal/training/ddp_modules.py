@@ -367,6 +367,7 @@ class Modules:
         finalize(ddp, self._wrapper_is_gone, ref(module), reduction).atexit = False
         self._hook(reduction, module)
         facts = wrap_facts(ddp, named_arguments(self._ddp_class.__init__, arguments, options), self._torch)
+        reduction.synchronised_norms = facts["synchronised_batch_norms"]
         site, by_user = self._journal.site(frame), self._journal.user_code.holds(frame.f_code.co_filename)
         self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
 
@@ -426,8 +427,10 @@ class Modules:
     def _compare(self, ddp: Any, reduction: Reduction, site: int) -> None:
         """Note which parameters were added, frozen or unfrozen since DDP listed them, and a late SyncBatchNorm."""
         module = ddp.module
-        if reduction.training_forwards == 0 and (late := batch_norms(module, self._torch)[1]):
-            self._journal.event("late_batch_norms", wrap=reduction.number, site=site, synchronised=late)
+        if reduction.training_forwards == 0 and reduction.synchronised_norms is not None:
+            late = batch_norms(module, self._torch)[1] - reduction.synchronised_norms
+            if late > 0:
+                self._journal.event("wrap_change", wrap=reduction.number, site=site, late_batch_norms=late)
         if _layout(module) == self._layouts.get(reduction.number):
             return
         named = dict(module.named_parameters())

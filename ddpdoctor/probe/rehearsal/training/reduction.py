@@ -230,6 +230,8 @@ class Reduction:
         self.watched: set[int] = set()
         """Parameters with gradients that are listened to."""
         self.site = -1
+        self.synchronised_norms: Optional[int] = None
+        """SyncBatchNorm layers at the wrap; None where they were not counted."""
         self.training_forwards = 0
         self.last_missing: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
         self.local: set[int] = set()

@@ -116,10 +116,13 @@ class TrainingState:
             for class_ in vars(torch.optim.lr_scheduler).values()
             if isinstance(class_, type) and hasattr(class_, "load_state_dict")
         ]
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         on_call(self._journal, plateau, "step", before=self._note_plateau, harms=("training_states",))
-        self._kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
+        self._kinds = {
+            **dict.fromkeys(schedulers, "scheduler"),
+            torch.optim.Optimizer: "optimizer",
+            torch.amp.GradScaler: "scaler",
+        }
         for class_ in self._kinds:
             for name, tell in (("__init__", self._count), ("load_state_dict", self._note_load)):
                 if name in vars(class_):
