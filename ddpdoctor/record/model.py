@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams import RowAtLine, RowAtTime, measured, setup, training
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank, measured, setup, training
 from ddpdoctor.record.streams import collectives as calls
 
 Completeness = Literal["complete", "truncated", "absent"]
@@ -227,10 +227,9 @@ class ShardedPart(RowAtLine, frozen=True, kw_only=True):
     digests: Mapping[str, str]
 
 
-class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+class ShardedModule(RowOfRank, frozen=True, kw_only=True):
     """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
 
-    rank: int
     module: int
     """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
     site: int = -1

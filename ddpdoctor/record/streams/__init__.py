@@ -5,10 +5,15 @@ from __future__ import annotations
 import msgspec
 
 
-class RowAtLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did or had at a line of the user's."""
+class RowOfRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one rank."""
 
     rank: int
+
+
+class RowAtLine(RowOfRank, frozen=True, kw_only=True):
+    """What it did or had at a line of the user's."""
+
     site: int = -1
     """Index into ``RunRecord.sites``; -1 where no line is known."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.record.streams import RowAtLine, RowAtTime
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
 
 # What no track of collectives shows of the calls of ranks: waits in the store, and collectives on the wrong thing.
 
@@ -73,10 +73,9 @@ class MemoryOrder(RowAtTime, frozen=True, kw_only=True):
     """Those of the group."""
 
 
-class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
+class ReducedLoss(RowOfRank, frozen=True, kw_only=True):
     """A tensor that the user's collective changed in place and that a backward then started from or came through."""
 
-    rank: int
     site: int = -1
     """Of the collective."""
     backward_site: int = -1
@@ -91,10 +90,9 @@ class CutGraph(RowAtLine, frozen=True, kw_only=True):
     """Shapes of the parameters that the tensor was computed from; empty where they are not known."""
 
 
-class Handled(msgspec.Struct, frozen=True, kw_only=True):
+class Handled(RowOfRank, frozen=True, kw_only=True):
     """A collective that a rank calls in the handler of an exception."""
 
-    rank: int
     site: int = -1
     """Of the collective."""
     type: str = ""
@@ -105,10 +103,9 @@ class Handled(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
 
 
-class EndlessLoop(msgspec.Struct, frozen=True, kw_only=True):
+class EndlessLoop(RowOfRank, frozen=True, kw_only=True):
     """A loop of a rank, or of a process that works for it, in which nothing changes any more; or that it was left."""
 
-    rank: int
     site: int = -1
     """The head of the loop."""
     rounds: int = 0
@@ -181,10 +178,9 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """The dictionary with as many entries as there are elements, which the script puts together in a tensor."""
 
 
-class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTrack(RowOfRank, frozen=True, kw_only=True):
     """The collectives of one rank in the order of their start, in columns of equal length."""
 
-    rank: int
     group: array[int]
     """Index into ``RunRecord.groups``."""
     sequence: array[int]

@@ -8,15 +8,14 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame, Trouble
-from ddpdoctor.record.streams import RowAtLine, RowAtTime
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
 
 # Where in the code ranks were: the stacks of their threads, and the lines of the user's files that they ran.
 
 
-class StackDump(msgspec.Struct, frozen=True, kw_only=True):
+class StackDump(RowOfRank, frozen=True, kw_only=True):
     """The stack of one thread of a rank, innermost frame first, torch's frames included."""
 
-    rank: int
     thread: str
     main: bool
     daemon: bool = True
@@ -31,10 +30,9 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     """A signal ended the process at this place."""
 
 
-class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
+class LinesExecuted(RowOfRank, frozen=True, kw_only=True):
     """Lines of a user's file that a rank ran."""
 
-    rank: int
     file: str
     lines: frozenset[int] = frozenset()
     unwatched: frozenset[int] = frozenset()
@@ -56,10 +54,9 @@ class Seeding(RowAtTime, frozen=True, kw_only=True):
     """What it was seeded with; None where that is no whole number."""
 
 
-class RandomState(msgspec.Struct, frozen=True, kw_only=True):
+class RandomState(RowOfRank, frozen=True, kw_only=True):
     """A library's generator just before the first batch of a data set was fetched, in the process that fetched it."""
 
-    rank: int
     library: Library
     dataset_type: str
     dataset_length: int
@@ -88,10 +85,9 @@ class Part(RowAtLine, frozen=True, kw_only=True):
     """Of the sorted indices: equal digests are equal parts."""
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class Holding(RowOfRank, frozen=True, kw_only=True):
     """A list, array or tensor that a data set holds, with one row for each sample."""
 
-    rank: int
     dataset_type: str
     dataset_length: int
     attribute: str
@@ -101,10 +97,9 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """Equal digests are equal rows in any order."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class Setting(RowOfRank, frozen=True, kw_only=True):
     """A variable of the environment that bears on the job was set, or removed, after the job had been started."""
 
-    rank: int
     name: str
     value: str
     """Empty where it was removed."""
@@ -128,10 +123,9 @@ class ForkedUse(RowAtLine, frozen=True, kw_only=True):
     kind: str
 
 
-class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
+class CpuThreads(RowOfRank, frozen=True, kw_only=True):
     """The threads for torch's computation in a rank, at its first optimizer step."""
 
-    rank: int
     threads: int
     chosen: bool = False
     """The script or the command asked for so many; otherwise the rehearsal did."""

@@ -10,17 +10,16 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.record.streams import RowAtLine, RowAtTime
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
 
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
 NonFiniteKind = Literal["loss", "gradient", "parameter"]
 
 
-class WrapChange(msgspec.Struct, frozen=True, kw_only=True):
+class WrapChange(RowOfRank, frozen=True, kw_only=True):
     """A wrapped module that is no longer what DDP took note of, as seen before a training forward."""
 
-    rank: int
     wrap: int
     site: int = -1
     """Call chain of the forward."""
@@ -82,10 +81,9 @@ class MissingGradient(RowAtLine, frozen=True, kw_only=True):
     """Those of them that got one without synchronisation before: where DDP searches, it averages that."""
 
 
-class BufferState(msgspec.Struct, frozen=True, kw_only=True):
+class BufferState(RowOfRank, frozen=True, kw_only=True):
     """Digests of a wrap's buffers just before a synchronised training forward, hence before DDP broadcasts them."""
 
-    rank: int
     wrap: int
     forward: int
     """Ordinal of the training forward of this wrap, from 0."""
@@ -99,10 +97,9 @@ class OwnWrite(RowAtLine, frozen=True, kw_only=True):
     name: str
 
 
-class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenBetween(RowOfRank, frozen=True, kw_only=True):
     """Parameters that were not as a step of their optimizer had left them when the next one began."""
 
-    rank: int
     optimizer: int
     step: int
     """The step that left them, from 1."""
@@ -110,10 +107,9 @@ class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
-class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
+class StepDigest(RowOfRank, frozen=True, kw_only=True):
     """Digests of what an optimizer holds of one wrap around one of its first steps."""
 
-    rank: int
     optimizer: int
     step: int
     """n-th step of the optimizer, from 1: gradients before it, parameters after it. 0: parameters before the first."""
@@ -131,10 +127,9 @@ class MadeParameters(RowAtLine, frozen=True, kw_only=True):
     """Name and model of each, by its name in the digests; empty where no module holds it."""
 
 
-class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaDigest(RowOfRank, frozen=True, kw_only=True):
     """Digests of the parameters of a DDP module in a live run, after a step."""
 
-    rank: int
     wrap: int
     step: int
     """Steps that the rank's optimizers had made."""
@@ -150,18 +145,16 @@ class GradientsTaken(RowAtTime, frozen=True, kw_only=True):
     wraps: tuple[int, ...]
 
 
-class WrittenAverages(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenAverages(RowOfRank, frozen=True, kw_only=True):
     """Calls in the user's files that could average a model, whether they were reached or not."""
 
-    rank: int
     places: tuple[tuple[str, int], ...]
     """File and line."""
 
 
-class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingState(RowOfRank, frozen=True, kw_only=True):
     """What an optimizer, a scheduler or a gradient scaler held at the first optimizer step."""
 
-    rank: int
     kind: StatefulKind
     number: int
     """Ordinal among objects of its kind in the process."""
@@ -183,10 +176,9 @@ class PlateauStep(RowAtLine, frozen=True, kw_only=True):
     value: float
 
 
-class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
+class UnheldParameters(RowOfRank, frozen=True, kw_only=True):
     """Parameters of a wrap that no optimizer holds, though one was built for their model before they were there."""
 
-    rank: int
     wrap: int
     site: int = -1
     """Where the optimizer was made."""
@@ -201,10 +193,9 @@ class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the optimizer before each of which they had a gradient, and which left them as they were."""
 
 
-class Uninitialised(msgspec.Struct, frozen=True, kw_only=True):
+class Uninitialised(RowOfRank, frozen=True, kw_only=True):
     """A tensor that ``to_empty`` left without a value, that nothing wrote, and that a forward then read."""
 
-    rank: int
     name: str
     """From the outermost module, without the names of wrappers."""
     buffer: bool = False
@@ -224,10 +215,9 @@ class Uninitialised(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that nothing had written."""
 
 
-class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
+class UnusedSearch(RowOfRank, frozen=True, kw_only=True):
     """What DDP's search for unused parameters had found in the steps of a rank that DDP's logger measured."""
 
-    rank: int
     wrap: int
     looks: int
     """Measured steps so far."""
@@ -235,13 +225,12 @@ class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Some parameter was unused in the newest of them, and in none before."""
 
 
-class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
+class UnfollowedForward(RowOfRank, frozen=True, kw_only=True):
     """Training forwards through a DDP module of a live run that the same line ran again before a backward came.
 
     Only of forwards whose backward would have reduced gradients, and only where a backward followed the last of them.
     """
 
-    rank: int
     wrap: int
     forwards: int
     """Those without a backward of their own."""
@@ -253,14 +242,13 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     """No more of them are written of this module on this rank."""
 
 
-class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
+class NonFinite(RowOfRank, frozen=True, kw_only=True):
     """A loss, a gradient or parameters of a rank that were not finite, where parameters have not been finite since.
 
     Also one of many backwards in a row of which none was finite. A later row of the same rank, backward and kind knows
     more than the one before.
     """
 
-    rank: int
     kind: NonFiniteKind
     value: str = ""
     """``NaN`` or ``inf``; of gradients, of their sum."""
@@ -304,10 +292,9 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """So many backwards in a row were not finite, with parameters that are."""
 
 
-class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeStep(RowOfRank, frozen=True, kw_only=True):
     """What a rank held before an optimizer step, and the batches of it, in a rehearsal for ``--resume``."""
 
-    rank: int
     ordinal: int
     """n-th step, from 1."""
     batches: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
