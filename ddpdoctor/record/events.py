@@ -19,12 +19,12 @@ Chain = tuple[tuple[str, int, str], ...]
 """File, line and function of each frame of the user's, innermost first."""
 
 
-def _tag(name: str) -> str:
+def tag_of(name: str) -> str:
     """``PassEnded`` is the event ``pass_ended``."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=tag_of):
     """Something that a process has seen or done."""
 
     time_ns: int = 0
