@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -107,7 +106,6 @@ _TRACKERS_OFF = {
 }
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 """Without the network the address that the host's name stands for is that of no interface."""
-_KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
 def rehearsal_environment(
@@ -166,19 +164,6 @@ def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, s
         layout.RUN_VARIABLE: str(run_directory),
         "PYTHONPATH": str(BOOT_DIRECTORY) + (os.pathsep + path if path else ""),
     }
-
-
-def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
-
-
-def network_interfaces() -> tuple[str, ...]:
-    """Names of this machine's network interfaces; none where the system does not tell."""
-    try:
-        return tuple(name for _, name in socket.if_nameindex())
-    except OSError:
-        return ()
 
 
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:

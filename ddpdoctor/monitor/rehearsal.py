@@ -24,8 +24,6 @@ from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
-    network_interfaces,
-    recorded_environment,
     rehearsal_command,
     rehearsal_environment,
     without_launcher,
@@ -58,6 +56,8 @@ from ddpdoctor.launch.request import (
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
+from ddpdoctor.probe.environment import recorded_environment
+from ddpdoctor.probe.free_port import network_interfaces
 from ddpdoctor.probe.rehearsal.files import snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
