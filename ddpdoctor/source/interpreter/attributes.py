@@ -440,7 +440,6 @@ def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
     if isinstance(template, ast.Constant) and isinstance(template.value, str):
         return _ANY.join(map(re.escape, _FIELD.split(template.value)))
     if isinstance(node, ast.Name) and not depth:
-        assigned = module.index.within(module.body_around(node), ast.Assign)
-        values = [one.value for one in assigned if any(last_name(target) == node.id for target in one.targets)]
+        values = module.assigned(module.body_around(node), node)
         return pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
     return _ANY

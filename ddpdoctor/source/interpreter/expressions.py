@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ddpdoctor.source.interpreter.assignment import (
     has_own_keys,
@@ -83,12 +82,7 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 def truth_of(machine: Machine, node: ast.expr) -> Value:
     """Return the value of a condition, reduced to its truth on each rank."""
-    value = evaluate(machine, node)
-    return value if isinstance(value, PerRank) and _are_truths(value) else by_rank(_truth_value, value)
-
-
-def _are_truths(value: PerRank) -> bool:
-    return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
+    return by_rank(_truth_value, evaluate(machine, node))
 
 
 def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
@@ -120,10 +114,6 @@ def _name(machine: Machine, node: ast.Name) -> Value:
         each_node = filled is value and machine.mask in _ONE_OF_EACH_NODE
         return as_made(value, machine.mask) if each_node else filled
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
-
-
-def _constant(machine: Machine, node: ast.Constant) -> Value:
-    return Const(node.value)
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
@@ -207,7 +197,7 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
             return known
     elif not any(isinstance(operand, PerRank) for operand in operands):
         return compare(node.ops, operands)
-    return by_rank(partial(_compared, node.ops), *map(of_four, operands))
+    return by_rank(lambda *lanes: compare(node.ops, lanes), *map(of_four, operands))
 
 
 def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Value | None:
@@ -224,15 +214,7 @@ def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Val
     return per_rank(known, left.guessed)
 
 
-def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
-    return compare(kinds, operands)
-
-
-def _boolean(machine: Machine, node: ast.BoolOp) -> Value:
-    return _junction(machine, node.op, node.values, node)
-
-
-def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr], node: ast.expr) -> Value:
+def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr]) -> Value:
     first = evaluate(machine, operands[0])
     if len(operands) == 1:
         return first
@@ -241,7 +223,7 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     rest: list[Value] = []
 
     def run_rest() -> None:
-        rest.append(_junction(machine, operator, operands[1:], node))
+        rest.append(_junction(machine, operator, operands[1:]))
 
     def skip() -> None:
         return None
@@ -305,17 +287,12 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     first = outcomes[0][1]
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
         return first
-    if (gpu := _gpu_of({value for _, value in outcomes})) is not None:
-        return gpu
+    if {value for _, value in outcomes} == {Const("cuda"), Const("cpu")}:
+        return Const("cuda")  # The script is read as a job on GPUs.
     if not isinstance(condition, PerRank) and not any(isinstance(value, PerRank) for _, value in outcomes):
         present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
         return decided(machine, node.test, condition, next(present, by_lane[0]))
     return per_rank(by_lane, guessed)
-
-
-def _gpu_of(options: set[Value]) -> Value | None:
-    """Return the GPU for ``"cuda" if use_cuda else "cpu"``: the script is read as a job on GPUs."""
-    return Const("cuda") if options == {Const("cuda"), Const("cpu")} else None
 
 
 def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
@@ -328,15 +305,8 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
             plain = plain and part.conversion == -1 and part.format_spec is None
         else:
             parts.append(evaluate(machine, part))
-    return by_rank(_formatted if plain else _mixed, *parts) if parts else Const("")
-
-
-def _formatted(*values: Value) -> Value:
-    return formatted(values)
-
-
-def _mixed(*values: Value) -> Value:
-    return derived(values)
+    made = formatted if plain else derived
+    return by_rank(lambda *values: made(values), *parts) if parts else Const("")
 
 
 def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
@@ -438,10 +408,6 @@ def _module_in(name: str, given: Sequence[Value], number: object) -> Value | Non
     return held[number] if known and -len(held) <= number < len(held) else None
 
 
-def _lambda(machine: Machine, node: ast.Lambda) -> Value:
-    return Function(node, machine.frame.module.name, machine.frame.scope)
-
-
 def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
     value = evaluate(machine, node.value)
     machine.assign(scope_of(machine, node.target.id), node.target.id, value)
@@ -476,23 +442,15 @@ def _give(machine: Machine, value: Value) -> None:
         machine.cycles.update({number: endless for kind, number in tags_of(value) if kind == "batch"})
 
 
-def _await(machine: Machine, node: ast.Await) -> Value:
-    return evaluate(machine, node.value)
-
-
-def _slice(machine: Machine, node: ast.Slice) -> Value:
-    return derived([evaluate(machine, part) for part in (node.lower, node.upper, node.step) if part is not None])
-
-
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Name: _name,
-    ast.Constant: _constant,
+    ast.Constant: lambda machine, node: Const(node.value),
     ast.Attribute: _attribute,
     ast.Call: call,
     ast.BinOp: _binary,
     ast.UnaryOp: _unary,
     ast.Compare: _compare,
-    ast.BoolOp: _boolean,
+    ast.BoolOp: lambda machine, node: _junction(machine, node.op, node.values),
     ast.IfExp: _conditional,
     ast.JoinedStr: _joined_string,
     ast.List: _items,
@@ -504,10 +462,9 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.SetComp: comprehension,
     ast.GeneratorExp: comprehension,
     ast.DictComp: dict_comprehension,
-    ast.Lambda: _lambda,
+    ast.Lambda: lambda machine, node: Function(node, machine.frame.module.name, machine.frame.scope),
     ast.NamedExpr: _walrus,
     ast.Yield: _yield,
     ast.YieldFrom: _yield_from,
-    ast.Await: _await,
-    ast.Slice: _slice,
+    ast.Await: lambda machine, node: evaluate(machine, node.value),
 }

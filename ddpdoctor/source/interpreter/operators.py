@@ -347,15 +347,7 @@ def _range(*arguments: Value) -> Value:
     return derived([Unknown(derived((value,)).varying) for value in arguments])
 
 
-def _callable(*arguments: Value) -> Value:
-    return Unknown(derived(arguments[:1]).varying)
-
-
-def _minmax(*arguments: Value) -> Value:
-    return derived(arguments)
-
-
-def _plain_tensor(*arguments: Value) -> Value:
+def _sum(*arguments: Value) -> Value:
     return Unknown() if any(isinstance(value, TensorSize) for value in arguments) else derived(arguments)
 
 
@@ -366,9 +358,8 @@ BUILTIN_CALLS: Mapping[str, Callable[..., Value]] = {
     "bool": _bool,
     "len": _len,
     "range": _range,
-    "callable": _callable,
-    "min": _minmax,
-    "max": _minmax,
-    "sum": _plain_tensor,
+    "callable": lambda *arguments: Unknown(derived(arguments[:1]).varying),
+    **dict.fromkeys(("min", "max"), lambda *arguments: derived(arguments)),
+    "sum": _sum,
     "print": lambda *arguments: Const(None),
 }

@@ -63,10 +63,6 @@ def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
             handler(machine, statement)
 
 
-def _expression(machine: Machine, statement: ast.Expr) -> None:
-    evaluate(machine, statement.value)
-
-
 def _assign(machine: Machine, statement: ast.Assign) -> None:
     value = carried(machine, statement, evaluate(machine, statement.value))
     for target in statement.targets:
@@ -167,8 +163,7 @@ def _gone_over(module: Module, iterable: ast.expr) -> ast.expr:
         function = last_name(iterable.func)
         iterable = iterable.args[function == "range" and len(iterable.args) > 1]
     if function == "range" and isinstance(iterable, ast.Name):
-        assigned = module.index.within(module.body_around(iterable), ast.Assign)
-        values = [one.value for one in assigned if iterable.id in map(last_name, one.targets)]
+        values = module.assigned(module.body_around(iterable), iterable)
         if len(values) == 1 and isinstance(values[0], ast.Call) and last_name(values[0].func) == "len":
             return _gone_over(module, values[0])
     return iterable
@@ -331,10 +326,6 @@ def _handler(machine: Machine, handler: ast.ExceptHandler) -> None:
     execute(machine, handler.body)
 
 
-def _with(machine: Machine, statement: ast.With | ast.AsyncWith) -> None:
-    _enter(machine, statement, list(statement.items))
-
-
 def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[ast.withitem]) -> None:
     if not items:
         execute(machine, statement.body)
@@ -363,7 +354,10 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         return
     value = evaluate(machine, item.context_expr)
     enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
-    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter)
+    if enter is not None:
+        entered = machine.apply(machine, item.context_expr, enter)
+    else:
+        entered = derived((value,)) if isinstance(value, (BoundMethod, External)) else value
     if item.optional_vars is not None:
         assign_to(machine, item.optional_vars, entered)
 
@@ -413,12 +407,8 @@ def _finally(machine: Machine, body: Callable[[], None], last: Callable[[], None
         sink.extend(left)
 
 
-def _entered(value: Value) -> Value:
-    return value if not isinstance(value, (BoundMethod, External)) else derived((value,))
-
-
 def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    function: Value = Function(statement, _module_name(machine), machine.frame.scope)
+    function: Value = Function(statement, machine.frame.module.name, machine.frame.scope)
     for decorator in reversed(statement.decorator_list):
         function = decorated(machine, decorator, function)
     machine.assign(machine.frame.scope, statement.name, function)
@@ -426,27 +416,11 @@ def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef)
 
 def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
     scope = machine.number()
-    cls = ProjectClass(statement, _module_name(machine), scope)
+    cls = ProjectClass(statement, machine.frame.module.name, scope)
     for base in statement.bases:
         evaluate(machine, base)
     run_class_body(machine, statement, scope)
     machine.assign(machine.frame.scope, statement.name, cls)
-
-
-def _module_name(machine: Machine) -> str:
-    return machine.frame.module.name
-
-
-def _global(machine: Machine, statement: ast.Global) -> None:
-    machine.frame.globals.update(statement.names)
-
-
-def _nonlocal(machine: Machine, statement: ast.Nonlocal) -> None:
-    machine.frame.nonlocals.update(statement.names)
-
-
-def _import(machine: Machine, statement: ast.Import | ast.ImportFrom) -> None:
-    run_import(machine, statement, execute)
 
 
 def _delete(machine: Machine, statement: ast.Delete) -> None:
@@ -504,8 +478,8 @@ def _captured(pattern: ast.pattern) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-_HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
-    ast.Expr: _expression,
+_HANDLERS: dict[type[ast.stmt], Callable[..., object]] = {
+    ast.Expr: lambda machine, statement: evaluate(machine, statement.value),
     ast.Assign: _assign,
     ast.AnnAssign: _annotated,
     ast.AugAssign: _augmented,
@@ -518,15 +492,14 @@ _HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
     ast.Return: _return,
     ast.Raise: _raise,
     ast.Try: _try,
-    ast.With: _with,
-    ast.AsyncWith: _with,
+    **dict.fromkeys((ast.With, ast.AsyncWith), lambda machine, statement: _enter(machine, statement, statement.items)),
     ast.FunctionDef: _define,
     ast.AsyncFunctionDef: _define,
     ast.ClassDef: _define_class,
-    ast.Global: _global,
-    ast.Nonlocal: _nonlocal,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
+    ast.Global: lambda machine, statement: machine.frame.globals.update(statement.names),
+    ast.Nonlocal: lambda machine, statement: machine.frame.nonlocals.update(statement.names),
+    ast.Import: run_import,
+    ast.ImportFrom: run_import,
     ast.Delete: _delete,
     ast.Assert: _assert,
     ast.Match: _match,

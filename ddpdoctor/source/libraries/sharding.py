@@ -97,7 +97,7 @@ def make_mesh(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def mesh_of_ranks(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make a mesh of an array of ranks; its dimensions are counted by their names, or by how the array is written."""
-    from ddpdoctor.source.script.rank_arrays import array_of, axes_of
+    from ddpdoctor.source.script.rank_arrays import axes_of_mesh
 
     number = machine.object_number(node)
     machine.emit("object", MESH, node, given, number=number)
@@ -108,7 +108,7 @@ def mesh_of_ranks(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         array = array.values[0]
     if not sizes and isinstance(names, SequenceValue) and not names.open:
         sizes = [...] * len(names.values)
-    _note_sizes(machine, sizes or [...] * len(axes_of(machine.frame.module, array_of(node))))
+    _note_sizes(machine, sizes or [...] * len(axes_of_mesh(machine.frame.module, node)))
     return ExternalObject(number, MESH)
 
 

@@ -37,7 +37,7 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
-from ddpdoctor.source.script.module import descend, last_name, made_from
+from ddpdoctor.source.script.module import argument_of, descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
@@ -186,9 +186,7 @@ def _mode(event: Event, default: str = "r", position: int = 1) -> str:
 def _use(event: Event, name: str, position: int) -> Iterator[FileUse]:
     path = event.argument(name, position)
     if path is not None and isinstance(event.node, ast.Call):
-        words = {entry.arg: entry.value for entry in event.node.keywords}
-        node = words.get(name, event.node.args[position] if position < len(event.node.args) else None)
-        yield FileUse(event, path, node)
+        yield FileUse(event, path, argument_of(event.node, name, position))
 
 
 def _use_of_receiver(event: Event) -> Iterator[FileUse]:

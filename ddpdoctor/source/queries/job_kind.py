@@ -31,7 +31,7 @@ from ddpdoctor.source.script.launch_facts import (
     spellings,
     tests_for_gpu,
 )
-from ddpdoctor.source.script.module import Module, descend, dotted, last_name, once
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, once
 from ddpdoctor.source.script.script import Script, calls_any, gives_each_rank_a_machine, is_started_per_gpu, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
@@ -265,7 +265,7 @@ def initialisations(projection: Projection) -> Iterator[Event]:
 
 def _counts_devices(projection: Projection, joined: Event) -> bool:
     """Return whether the size of a group is an attribute that the script sets to nothing but the devices of a node."""
-    size = keyword(joined.node, "world_size") if isinstance(joined.node, ast.Call) else None
+    size = argument_of(joined.node, "world_size")
     if not isinstance(size, ast.Attribute):
         return False
     given = [
@@ -278,10 +278,7 @@ def _counts_devices(projection: Projection, joined: Event) -> bool:
 
 
 def _is_device_count(module: Module, value: ast.expr) -> bool:
-    values = [value]
-    if isinstance(value, ast.Name):
-        assigned = module.index.within(module.body_around(value), ast.Assign)
-        values = [one.value for one in assigned if any(last_name(target) == value.id for target in one.targets)]
+    values = module.assigned(module.body_around(value), value) if isinstance(value, ast.Name) else [value]
     calls = [isinstance(one, ast.Call) and module.resolve(one.func) == "torch.cuda.device_count" for one in values]
     return bool(calls) and all(calls)
 
@@ -324,20 +321,11 @@ def _is_this_machine(address: str) -> bool:
     return _THIS_MACHINE.match(address) is not None
 
 
-def backend_of(initialisation: Event) -> Value | None:
-    """Return the backend in the call of a process group; None when it is left to torch."""
-    return initialisation.argument("backend", 0)
-
-
 def is_nccl_only(projection: Projection) -> bool:
     """Return whether every process group of a job is certainly NCCL's and nothing else's."""
     found = list(initialisations(projection))
-    return bool(found) and all(event.complete and _is_nccl(backend_of(event)) for event in found)
-
-
-def _is_nccl(backend: Value | None) -> bool:
-    name = constant(backend) if backend is not None else None
-    return isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"}
+    names = (constant(event.argument("backend", 0) or NONE) if event.complete else None for event in found)
+    return bool(found) and all(isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"} for name in names)
 
 
 def may_use_cuda(script: Script) -> bool:
@@ -471,11 +459,6 @@ def _is_of_training(projection: Projection, event: Event) -> bool:
     return False
 
 
-def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """Return the expression of an argument given by its name."""
-    return next((entry.value for entry in call.keywords if entry.arg == name), None)
-
-
 # What a script does when it is started with certain arguments: who starts its ranks, and whether it wants a GPU.
 
 _ON_CUDA = frozenset({"torch.device", "torch.cuda.set_device"})
@@ -538,7 +521,7 @@ def rank_options(script: Script) -> tuple[str, ...]:
         for module in script.modules
         for call in module.index.of(ast.Call)
         if module.resolve(call.func) == "torch.distributed.init_process_group"
-        and (value := keyword(call, "rank")) is not None
+        and (value := argument_of(call, "rank")) is not None
     }
     declared = [call for call in _declared(script) if destination(call) in names - {""}]
     return tuple(sorted({spelling for call in declared for spelling in spellings(call)}))
@@ -548,20 +531,19 @@ def _is_chosen(script: Script, module: Module, call: ast.Call, arguments: Sequen
     inner: ast.AST = call
     for around in module.ancestors(call):
         if isinstance(around, ast.If) and inner in around.body:
-            flags = {dotted(test).rpartition(".")[2] for test in _alternatives(around.test)} - {""}
-            if any(_flag(declared) in flags for declared in _declared(script) if _given(declared, arguments)):
+            test = around.test
+            either = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+            flags = {dotted(one).rpartition(".")[2] for one in either} - {""}
+            given = (declared for declared in _declared(script) if not set(spellings(declared)).isdisjoint(arguments))
+            if any(_flag(declared) in flags for declared in given):
                 return True
         inner = around
     return False
 
 
-def _alternatives(test: ast.expr) -> Sequence[ast.expr]:
-    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
-
-
 def _flag(declared: ast.Call) -> str:
     """Return the attribute that a ``store_true`` option sets; empty for other options."""
-    action = keyword(declared, "action")
+    action = argument_of(declared, "action")
     return destination(declared) if isinstance(action, ast.Constant) and action.value == "store_true" else ""
 
 
@@ -570,18 +552,13 @@ def _declared(script: Script) -> Iterator[ast.Call]:
         yield from declared_options(module)
 
 
-def _given(declared: ast.Call, arguments: Sequence[str]) -> bool:
-    return any(name in arguments for name in spellings(declared))
-
-
 def _asked(call: ast.Call, name: str) -> tuple[ast.expr, str] | None:
     """Return what decides about the device or the backend in a call, and the word that would demand a GPU."""
-    first = call.args[0] if call.args else None
     if name == "torch.distributed.init_process_group":
-        backend = first or keyword(call, "backend")
+        backend = argument_of(call, "backend", 0)
         return None if backend is None else (backend, "nccl")
     moves = name in _ON_CUDA or (isinstance(call.func, ast.Attribute) and call.func.attr == "to")
-    return (first, "cuda") if moves and first is not None else None
+    return (call.args[0], "cuda") if moves and call.args else None
 
 
 def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> Iterator[str]:
@@ -591,7 +568,7 @@ def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> 
     """
     for declared in _declared(script):
         if destination(declared) == name:
-            default = keyword(declared, "default")
+            default = argument_of(declared, "default")
             given = _value(spellings(declared), arguments)
             if given:
                 yield given.lower()

@@ -75,8 +75,8 @@ def _made_for(projection: Projection, event: Event) -> Placed | None:
         if any(one is not given and isinstance(one.ctx, ast.Load) for one in named):
             return None
         if len(named) > 1 and isinstance(function, ast.FunctionDef):
-            assigned = place.module.assigning(function, given.id)
-            return Placed(assigned[0].value, place.module) if len(assigned) == 1 == len(named) - 1 else None
+            assigned = place.module.assigned(function, given)
+            return Placed(assigned[0], place.module) if len(assigned) == 1 == len(named) - 1 else None
         if outer is None or not isinstance(function, ast.FunctionDef):
             return None
         handed = given_for(modules, function, given.id)

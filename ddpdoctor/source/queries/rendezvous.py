@@ -12,9 +12,9 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
+from ddpdoctor.source.queries.job_kind import framework, initialisations, may_spawn
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, argument_of
 from ddpdoctor.source.script.script import (
     Script,
     asks_for_old_torch,
@@ -112,7 +112,7 @@ def unknown_to_the_launcher(script: Script) -> str:
 
 
 def _is_required(call: ast.Call) -> bool:
-    required = keyword(call, "required")
+    required = argument_of(call, "required")
     return isinstance(required, ast.Constant) and required.value is True
 
 
@@ -131,9 +131,9 @@ def _names_option(entries: Iterable[ast.expr]) -> bool:
 
 
 def _is_text(call: ast.Call) -> bool:
-    default = keyword(call, "default")
+    default = argument_of(call, "default")
     number = isinstance(default, ast.UnaryOp) or (isinstance(default, ast.Constant) and type(default.value) is int)
-    return number and keyword(call, "type") is None and keyword(call, "action") is None
+    return number and argument_of(call, "type") is None and argument_of(call, "action") is None
 
 
 def _is_used(script: Script) -> bool:
@@ -251,7 +251,7 @@ def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[
             for name, option in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))
             if option not in event.named and not _sets(script, name)
         )
-        places = tuple(name for name in sorted(_ADDRESS) if not uses_any(script, (name,)))
+        places = tuple(name for name in sorted(_ADDRESS) if not _sets(script, name))
         if missing or (places and not exports(script, places[0])):
             yield event, (*places, *missing), bool(missing)
 

@@ -13,7 +13,14 @@ from typing import Literal
 from ddpdoctor.source.events import Condition, Event, Placed
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.origins import given_for, pairs_of
-from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
+from ddpdoctor.source.script.module import (
+    Module,
+    argument_of,
+    descend,
+    functions_named,
+    last_name,
+    parameters_of,
+)
 from ddpdoctor.source.script.script import Script
 
 NumberKind = Literal["mean", "sum", "unknown"]
@@ -273,7 +280,7 @@ def _given_by_reference(function: ast.AST, node: ast.AST, names: set[str]) -> st
     """Return the parameter that an in-place collective writes to, which is the caller's own tensor."""
     if not isinstance(function, _Function):
         return None
-    parameters = {one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    parameters = parameters_of(function)
     before = [one for one in nodes_of(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
     made_here = {one.id for one in before if one.lineno <= getattr(node, "lineno", 0)}
     return next((name for name in names if name in parameters and name not in made_here), None)
@@ -283,11 +290,9 @@ def _argument(function: ast.AST, call: ast.AST, parameter: str) -> set[str] | No
     """Return the variables of the caller behind a parameter: none for a new tensor, None where it is not known."""
     if not isinstance(function, _Function) or not isinstance(call, ast.Call):
         return None
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    given = next((entry.value for entry in call.keywords if entry.arg == parameter), None)
-    if given is None and parameter in names:
-        place = names.index(parameter) - (names[0] in ("self", "cls"))
-        given = call.args[place] if place < len(call.args) else None
+    names = parameters_of(function)
+    place = names.index(parameter) - (names[0] in ("self", "cls")) if parameter in names else -1
+    given = argument_of(call, parameter, place)
     while isinstance(given, ast.Attribute) and given.attr == "data":
         given = given.value
     if given is None or isinstance(given, ast.Starred):
@@ -382,7 +387,7 @@ class _Uses:
         if len(homes) != 1 or self._depth >= _DEEPEST:
             return False
         module, function = homes[0]
-        parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        parameters = parameters_of(function)
         if isinstance(call.func, ast.Attribute) and parameters and parameters[0] in ("self", "cls"):
             parameters = parameters[1:]
         places = dict(enumerate(parameters))

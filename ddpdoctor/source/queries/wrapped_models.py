@@ -11,7 +11,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of, parameters_of
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
@@ -188,7 +188,7 @@ def _hands_on(module: Module, call: ast.Call, wanted: frozenset[str], is_outer: 
     sources = [node for argument in given for node in made_from(argument, body)]
     if any(isinstance(node, ast.Attribute) and node.attr in wanted for node in sources):
         return True
-    if is_outer or not isinstance(body, ast.FunctionDef) or not names & {one.arg for one in body.args.args}:
+    if is_outer or not isinstance(body, ast.FunctionDef) or names.isdisjoint(parameters_of(body)):
         return False
     return any(_hands_on(module, outer, wanted, is_outer=True) for outer in module.calls_by_name.get(body.name, ()))
 

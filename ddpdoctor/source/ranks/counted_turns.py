@@ -61,8 +61,8 @@ def _written_out(machine: Machine, test: ast.expr) -> ast.expr:
     module = machine.frame.module
     parts = [test]
     if isinstance(test, ast.Name):
-        assigned = module.assigning(module.body_around(test), test.id)
-        parts = [one.value for one in assigned] if len(assigned) == 1 else parts
+        assigned = module.assigned(module.body_around(test), test)
+        parts = assigned if len(assigned) == 1 else parts
     inner: ast.AST = test
     for around in module.ancestors(test):
         if isinstance(around, (ast.For, ast.While, Scope)):

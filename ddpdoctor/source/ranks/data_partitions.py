@@ -283,25 +283,18 @@ def _length_is_cut(machine: Machine, node: ast.expr) -> bool:
 
 def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
     """Return what a variable or attribute is set to, when the module sets it only once."""
-    wanted = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
-    values = [
-        statement.value
-        for statement in module.index.of(ast.Assign)
-        for target in statement.targets
-        if wanted and last_name(target) == last_name(node) and ast.unparse(target) == wanted
-    ]
+    values = module.assigned(module.tree, node) if isinstance(node, (ast.Name, ast.Attribute)) else []
     return values[0] if len(values) == 1 else None
 
 
 def _takes_rest(machine: Machine, upper: ast.expr) -> bool:
     """Return whether the end of a part is another one for the last rank, or rounded up and then limited."""
     values, module = [upper], machine.frame.module
-    for statement in module.index.of(ast.Assign):
-        if isinstance(upper, ast.Name) and any(_is_named(target, upper.id) for target in statement.targets):
-            values.append(statement.value)
-            around = module.parents.get(statement)
-            if isinstance(around, ast.If) and _is_last_rank(machine.store, around.test):
-                return True
+    for statement in module.assigning(module.tree, upper.id) if isinstance(upper, ast.Name) else ():
+        values.append(statement.value)
+        around = module.parents.get(statement)
+        if isinstance(around, ast.If) and _is_last_rank(machine.store, around.test):
+            return True
     return any(
         (isinstance(value, ast.IfExp) and _is_last_rank(machine.store, value.test))
         or (isinstance(value, ast.Call) and last_name(value.func) == "min" and "ceil" in module.words)
@@ -321,10 +314,6 @@ def _rounds_up(store: Store, node: ast.AST) -> bool:
     negative = isinstance(node.left, ast.UnaryOp) and isinstance(node.left.op, ast.USub)
     below = isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Sub) and _names(node.left) & worlds
     return bool(worlds) and (negative or bool(below))
-
-
-def _is_named(target: ast.expr, name: str) -> bool:
-    return isinstance(target, ast.Name) and target.id == name
 
 
 def _is_last_rank(store: Store, test: ast.expr) -> bool:

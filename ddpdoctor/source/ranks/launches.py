@@ -31,7 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, argument_of, last_name, parameters_of
 from ddpdoctor.source.vocabulary import PROCESSES
 
 # In the name of an option: a launcher may give another value to each process.
@@ -78,9 +78,9 @@ def is_process(machine: Machine, value: Value) -> bool:
 
 def _counters(module: Module, call: ast.AST) -> Iterator[int]:
     """Yield the places, in the arguments of a process, of the variable that counts the processes that are started."""
-    given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == "args"), None)
+    given = argument_of(call, "args")
     if isinstance(given, ast.Name):
-        given = next((one.value for one in module.assigning(module.body_around(call), given.id)), None)
+        given = next(iter(module.assigned(module.body_around(call), given)), None)
     if not isinstance(given, (ast.Tuple, ast.List)):
         return
     counted: set[str] = set()
@@ -110,8 +110,7 @@ def run_callback(machine: Machine, node: ast.AST, given: Arguments, *, of_comman
     function = given.positional[0] if given.positional else NONE
     options: dict[str, Value] = {}
     if of_command_line and isinstance(function, Function) and not isinstance(function.node, ast.Lambda):
-        parameters = (*function.node.args.args, *function.node.args.kwonlyargs)
-        options = {one.arg: UNIFORM for one in parameters if not _OF_A_PROCESS.search(one.arg)}
+        options = {name: UNIFORM for name in parameters_of(function.node) if not _OF_A_PROCESS.search(name)}
     if isinstance(function, (Function, Partial, OneOf)):
         return machine.apply(machine, node, function, Arguments(named=options, complete=False))
     return OPAQUE

@@ -162,10 +162,8 @@ def is_mask(machine: Machine, node: ast.AST) -> bool:
     """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
     if isinstance(node, ast.Name):
         module = machine.frame.module
-        assigned = module.assigning(module.body_around(node), node.id)
-        return bool(assigned) and all(
-            not isinstance(one.value, ast.Name) and is_mask(machine, one.value) for one in assigned
-        )
+        assigned = module.assigned(module.body_around(node), node)
+        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one) for one in assigned)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
         return is_mask(machine, node.left) and is_mask(machine, node.right)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):

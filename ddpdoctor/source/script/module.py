@@ -132,37 +132,28 @@ def descend(node: ast.AST) -> list[ast.AST]:
 
 def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
-    assigned = dict(_assigned_in(body))
-    pending: list[ast.AST] = [node]
-    while pending:
-        for inner in descend(pending.pop()):
-            yield inner
-            if isinstance(inner, ast.Name):
-                pending += assigned.pop(inner.id, ())
+    return _followed(node, dict(_bound_in(body, False)))
 
 
-@lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
-def _assigned_in(body: ast.AST) -> dict[str, list[ast.expr]]:
-    assigned: dict[str, list[ast.expr]] = {}
-    for inner in descend(body):
-        if isinstance(inner, ast.Assign):
-            for target in inner.targets:
-                if isinstance(target, ast.Name):
-                    assigned.setdefault(target.id, []).append(inner.value)
-    return assigned
+def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
+    return _followed(node, dict(_bound_in(body, True)))
 
 
 # Methods by which a list, a set or a dictionary takes something in.
 _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 
 
-def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
+@lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
+def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
+    """Return what the variables of a body are assigned; ``by_any_way``, what else they get, too."""
     bound: dict[str, list[ast.expr]] = {}
     for inner in descend(body):
-        targets: list[tuple[ast.expr | None, ast.expr]] = []
+        targets: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(inner, ast.Assign):
             targets = [(target, inner.value) for target in inner.targets]
+        elif not by_any_way:
+            continue
         elif isinstance(inner, (ast.For, ast.comprehension)):
             targets = [(inner.target, inner.iter)]
         elif isinstance(inner, ast.With):
@@ -174,6 +165,10 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
         for target, value in targets:
             if isinstance(target, ast.Name):
                 bound.setdefault(target.id, []).append(value)
+    return bound
+
+
+def _followed(node: ast.AST, bound: dict[str, list[ast.expr]]) -> Iterator[ast.AST]:
     pending = [node]
     while pending:
         for inner in descend(pending.pop()):
@@ -185,6 +180,20 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
 def functions_named(modules: Iterable[Module], name: str) -> list[tuple[Module, ast.FunctionDef]]:
     """Return the functions and methods of a name in some modules."""
     return [(module, one) for module in modules for one in module.index.of(ast.FunctionDef) if one.name == name]
+
+
+def argument_of(call: ast.AST, name: str, position: int = -1) -> ast.expr | None:
+    """Return what a call is given by a name or at a position, as it is written; None for another node."""
+    if not isinstance(call, ast.Call):
+        return None
+    by_position = call.args[position] if 0 <= position < len(call.args) else None
+    return next((word.value for word in call.keywords if word.arg == name), by_position)
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the parameters of a function that have a name, those that are given by position first."""
+    arguments = function.args
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def last_name(node: ast.AST) -> str:
@@ -434,6 +443,12 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         """Return the assignments to variables of some names inside of a function, a statement or the module."""
         found = self.index.within(around, ast.Assign)
         return [one for one in found if any(isinstance(to, ast.Name) and to.id in names for to in one.targets)]
+
+    def assigned(self, around: ast.AST, name: ast.expr) -> list[ast.expr]:
+        """Return what a variable or an attribute, as it is written, is set to inside of a function or the module."""
+        last, text = last_name(name), ast.unparse(name)
+        found = self.index.within(around, ast.Assign)
+        return [one.value for one in found for to in one.targets if last_name(to) == last and ast.unparse(to) == text]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around ``node``, innermost first."""
