@@ -166,29 +166,19 @@ class Collective(msgspec.Struct, frozen=True):
     """Positions of the arguments that it writes."""
 
 
+_OF_TORCH: Mapping[str, Collective] = {
+    "all_reduce all_reduce_coalesced broadcast broadcast_object_list": Collective(2, True),
+    "all_gather all_gather_into_tensor all_gather_single _all_gather_base all_gather_object": Collective(2, True),
+    "gather gather_object": Collective(3, False, (1,)),
+    "reduce scatter scatter_object_list": Collective(3, False),
+    "reduce_scatter reduce_scatter_tensor reduce_scatter_single": Collective(3, False),
+    "all_to_all": Collective(2, False),
+    "all_to_all_single": Collective(4, False),
+    "barrier monitored_barrier": Collective(0, True, ()),
+    "init_process_group": Collective(-1, True, ()),
+}
 COLLECTIVES: Mapping[str, Collective] = {
-    "torch.distributed.all_reduce": Collective(2, True),
-    "torch.distributed.all_reduce_coalesced": Collective(2, True),
-    "torch.distributed.broadcast": Collective(2, True),
-    "torch.distributed.broadcast_object_list": Collective(2, True),
-    "torch.distributed.all_gather": Collective(2, True),
-    "torch.distributed.all_gather_into_tensor": Collective(2, True),
-    "torch.distributed.all_gather_single": Collective(2, True),
-    "torch.distributed._all_gather_base": Collective(2, True),
-    "torch.distributed.all_gather_object": Collective(2, True),
-    "torch.distributed.reduce": Collective(3, False),
-    "torch.distributed.gather": Collective(3, False, (1,)),
-    "torch.distributed.gather_object": Collective(3, False, (1,)),
-    "torch.distributed.scatter": Collective(3, False),
-    "torch.distributed.scatter_object_list": Collective(3, False),
-    "torch.distributed.reduce_scatter": Collective(3, False),
-    "torch.distributed.reduce_scatter_tensor": Collective(3, False),
-    "torch.distributed.reduce_scatter_single": Collective(3, False),
-    "torch.distributed.all_to_all": Collective(2, False),
-    "torch.distributed.all_to_all_single": Collective(4, False),
-    "torch.distributed.barrier": Collective(0, True, ()),
-    "torch.distributed.monitored_barrier": Collective(0, True, ()),
-    "torch.distributed.init_process_group": Collective(-1, True, ()),
+    **{name: how for names, how in _OF_TORCH.items() for name in _each("torch.distributed", names)},
     **{
         f"torch.distributed.checkpoint.{name}": Collective(2 if name.endswith("_dict") else -1, True, ())
         for name in ("save", "load", "async_save", "save_state_dict", "load_state_dict")

@@ -344,14 +344,11 @@ def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
     """
     values = [value for _, value in registry.entries]
     functions = [value for value in values if isinstance(value, Function)]
-    followed = any(_trains(machine, value) for value in functions) or all(map(_makes_optimizers, functions))
+    named = (getattr(value.node, "name", "") for value in functions)
+    followed = not machine.mentions.synchronising.isdisjoint(named) or all(map(_makes_optimizers, functions))
     followed = followed or all(makes_model(machine, value) for value in functions)
     known = (isinstance(value, (External, ProjectClass, Function)) for value in values)
     return reduce(join, values) if values and followed and all(known) else None
-
-
-def _trains(machine: Machine, function: Function) -> bool:
-    return getattr(function.node, "name", "") in machine.mentions.synchronising
 
 
 def _makes_optimizers(function: Function) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, reduce
 
 import msgspec
@@ -52,8 +52,14 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_BASES = 20
-# Attributes under which objects of torch keep an argument of their construction.
-_KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
+_KEPT_ARGUMENTS = {
+    (DDP, "module"): 0,
+    (DATA_LOADER, "sampler"): 3,
+    (DATA_LOADER, "batch_sampler"): 4,
+    (DATA_LOADER, "dataset"): 0,
+    ("torch.utils.data.BatchSampler", "sampler"): 0,
+}
+"""Positions of the arguments that objects of torch keep in an attribute of the same name, by their class and name."""
 # The number of a cluster's tasks, called the number of ranks.
 _TASKS_FOR_RANKS = Unknown(tags=frozenset({("world-size", 0), TASK_COUNT}))
 _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "quotient", "share"})
@@ -146,7 +152,7 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
     if TASK_COUNT in value.tags and value.tags <= _TASKS_FOR_RANKS.tags:
         return _TASKS_FOR_RANKS if name == "world_size" else value
     if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
-        return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
+        return _rank_by_name(name, machine.spawns) or value  # Something like ``node * gpus + gpu``.
     if value.opaque or (of_object and name != "rank"):
         return _promised(name, machine.spawns, of_object) or _of_mode(machine, name) or value
     if not value.varying and not value.tags:
@@ -171,13 +177,9 @@ def _distribution(name: str, of_object: bool) -> Value | None:
     return Const(True) if name in DISTRIBUTION_NAMES or (of_object and name in DISTRIBUTION_ATTRIBUTES) else None
 
 
-def rank_by_name(machine: Machine, name: str) -> Value | None:
-    """Return the rank that a name stands for; None when it stands for none."""
-    return _rank_by_name(name, machine.spawns)
-
-
 @lru_cache(maxsize=16_384)
 def _rank_by_name(name: str, spawns: bool) -> Value | None:
+    """Return the rank that a name stands for; None when it stands for none."""
     if name in LOCAL_RANK_NAMES:
         return guessed_per_rank(GLOBAL_RANK if spawns else LOCAL_RANK)
     if name in RANK_NAMES:
@@ -189,11 +191,8 @@ def _rank_by_name(name: str, spawns: bool) -> Value | None:
 
 def promised_by_name(machine: Machine, function: str) -> Value | None:
     """Return the result that the bare name of an unreadable function suggests."""
-    if function in {"get_rank", "get_global_rank", "rank"}:
-        return rank_by_name(machine, "rank")
-    if function in {"get_local_rank", "local_rank"}:
-        return rank_by_name(machine, "local_rank")
-    return rank_by_name(machine, function) or _distribution(function, False)
+    asked = {"get_rank": "rank", "get_global_rank": "rank", "get_local_rank": "local_rank"}.get(function, function)
+    return _promised(asked, machine.spawns, False)
 
 
 def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
@@ -371,20 +370,11 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     made = machine.object(value)
     if made is not None and isinstance(kept := made.named.get(name), PerRank):
         return kept  # `SimpleNamespace(first=rank == 0).first`: classes keep an argument under its name.
-    if made is None or name not in _KEPT_ARGUMENTS:
-        return BoundMethod(value, name)
-    if value.name == DDP and name == "module":
-        return made.argument("module", 0) or UNIFORM
-    if value.name == DATA_LOADER:
-        if name == "sampler":
-            return made.argument("sampler", 3) or BoundMethod(value, name)
-        if name == "batch_sampler":
-            return made.argument("batch_sampler", 4) or BoundMethod(value, name)
-        if name == "dataset":
-            return made.argument("dataset", 0) or BoundMethod(value, name)
-    if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
-        return made.argument("sampler", 0) or BoundMethod(value, name)
-    return BoundMethod(value, name)
+    position = _KEPT_ARGUMENTS.get((value.name, name))
+    kept = made.argument(name, position) if made is not None and position is not None else None
+    return kept or (
+        UNIFORM if made is not None and value.name == DDP and name == "module" else BoundMethod(value, name)
+    )
 
 
 _SHORTEST = 3
@@ -407,7 +397,11 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     elif isinstance(owner, Instance):
         scopes = [cls.scope for cls in family(machine, owner.cls)]
     names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
-    held = [attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name)]
+    return _one_of(attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name))
+
+
+def _one_of(held: Iterable[Value]) -> Value | None:
+    """Return one of the functions and classes among some values; None without any, or of many."""
     found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]
     return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
 
@@ -421,9 +415,7 @@ def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | Non
     if not isinstance(owner, Instance) or not isinstance(around, ast.Call) or around.func is not node:
         return None
     names = (name for name in machine.store.names(owner.cls.scope) if not name.startswith("_"))
-    held = [attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising]
-    found: list[Value] = [one for one in held if isinstance(one, Function)]
-    return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
+    return _one_of(attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising)
 
 
 def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.events import Jump, events_in
+from ddpdoctor.source.events import ended_by, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, family, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Flags, Walks
@@ -303,10 +303,7 @@ def call_function(
         machine.split(node, test, run, lambda: None)
         return held[0]
     module = machine.script.module(function.module)
-    active = 0
-    for around in machine.frames:
-        if around.owner is not None and around.owner.node is function.node:
-            active += 1
+    active = sum(one.owner is not None and one.owner.node is function.node for one in machine.frames)
     of_batch = any(kind in ("batch", "ddp") for value in given.values for kind, _ in tags_of(value))
     flags = _flags(given)
     anew = machine.effort.is_called_anew(function.node, flags)
@@ -324,7 +321,9 @@ def call_function(
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
     machine.effort.note_flags(function.node, flags)
-    frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
+    # The scopes of the functions that a nested function stands in; a method does not see its class.
+    around = machine.outer_scopes.get(function.scope, ())
+    frame = CallFrame(_qualified(function), module, machine.number(), around)
     frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
     frame.loops_outside = len(machine.loops)
     machine.outer_scopes[frame.scope] = frame.scopes
@@ -355,7 +354,7 @@ def call_function(
         machine.store.merge(written, frame.own is not None)
         if frame.own:
             machine.mark_decided(machine.store, written)
-    machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
+    machine.mask = entry & ~machine.gone & ~(ended_by(inner, "raise") & ~frame.returning)
     if frame.agreed:
         machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
         _write_through(machine, node, function)
@@ -448,14 +447,6 @@ def _passed_over(
     return known.result
 
 
-def _raised_everywhere(inner: Sequence[Sequence[object]]) -> int:
-    mask = 0
-    for rank, items in enumerate(inner):
-        if items and isinstance(items[-1], Jump) and items[-1].kind == "raise":
-            mask |= 1 << rank
-    return mask
-
-
 def _run_body(machine: Machine, function: Function) -> None:
     frame = machine.frame
     if isinstance(function.node, ast.Lambda):
@@ -464,11 +455,6 @@ def _run_body(machine: Machine, function: Function) -> None:
     machine.execute(machine, function.node.body)
     if machine.mask and frame.results:
         frame.results.append((machine.mask, NONE))
-
-
-def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:
-    """Return the scopes of the functions that a nested function stands in; a method does not see its class."""
-    return machine.outer_scopes.get(function.scope, ())
 
 
 def _qualified(function: Function) -> str:

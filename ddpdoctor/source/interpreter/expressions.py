@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 from ddpdoctor.source.interpreter.assignment import (
     has_own_keys,
@@ -225,16 +226,11 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     def run_rest() -> None:
         rest.append(_junction(machine, operator, operands[1:]))
 
-    def skip() -> None:
-        return None
-
-    condition = by_rank(_truth_value, first)
-    machine.split(operands[0], condition, *((skip, run_rest) if stops else (run_rest, skip)))
+    arms: tuple[Callable[[], None], Callable[[], None]] = (run_rest, lambda: None)
+    machine.split(operands[0], by_rank(_truth_value, first), *(arms[::-1] if stops else arms))
     if not rest:
         return first
-    right = rest[0]
-    for other in rest[1:]:
-        right = join(right, other)
+    right = reduce(join, rest)
     for rank in RANKS:
         outcome = truth(result[rank])
         if outcome is None:
@@ -278,11 +274,8 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     for rank in RANKS:
         here = [on_rank(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
         test = on_rank(condition, rank)
-        varying = is_varying(test) and not only_of_files(test)
-        value: Value | None = None
-        for option in here:
-            value = join(value, option, varying)
-        by_lane.append(value if value is not None else on_rank(outcomes[0][1], rank))
+        either = partial(join, varying=is_varying(test) and not only_of_files(test))
+        by_lane.append(reduce(either, here) if here else on_rank(outcomes[0][1], rank))
     guessed = is_guessed(condition, *(value for _, value in outcomes))
     first = outcomes[0][1]
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
@@ -362,7 +355,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         if (part := part_of_mesh(machine, node, container, key)) is not None:
             return part
         made = machine.object(container)
-        given = () if made is None else (*made.positional, *made.named.values())
+        given = [] if made is None else made.values
         if (module := _module_in(container.name, given, constant(key))) is not None:
             return module
         if any(is_varying(one) and not only_of_files(one) for one in given):

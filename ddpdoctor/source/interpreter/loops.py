@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import count, zip_longest
 
 from ddpdoctor.source.events import OwnTest, Sinks
-from ddpdoctor.source.interpreter.assignment import (
-    OF_PROJECT,
-    assign_to,
-    columns_of,
-    item_at,
-    item_of,
-    known_items,
-)
+from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, columns_of, item_at, item_of, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -52,18 +45,10 @@ _READING = frozenset({"int", "str", "float", "get", "getenv"})
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
     """Return an item that stands for any turn, the turns by rank where known, and the mask of the ranks with none."""
-    if iterable.__class__ is not PerRank:
-        count = len(iterable.values) if isinstance(iterable, SequenceValue) and not iterable.open else None
-        return item_of(iterable), [count] * len(RANKS), ALL_RANKS if count == 0 else 0
-    turns: list[int | None] = []
-    empty = 0
-    for rank in RANKS:
-        entry = on_rank(iterable, rank)
-        count = len(entry.values) if isinstance(entry, SequenceValue) and not entry.open else None
-        turns.append(count)
-        if count == 0:
-            empty |= 1 << rank
-    if len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
+    entries = [on_rank(iterable, rank) for rank in RANKS]
+    turns = [len(one.values) if isinstance(one, SequenceValue) and not one.open else None for one in entries]
+    empty = sum(1 << rank for rank, number in enumerate(turns) if number == 0)
+    if isinstance(iterable, PerRank) and len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
         # At which of them another rank is in the same turn is not known, nor how often it comes to one: any of all.
         anything = SequenceValue(tuple(dict.fromkeys(item for lane in lanes for item in lane)))
         return item_of(anything), [None] * len(RANKS), empty
@@ -87,12 +72,9 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> list[tuple[Val
     inside = [node for part in statement.body for node in descend(part)]
     asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    keys = any(isinstance(node, ast.Subscript) and _makes_entry(node, named) for node in inside)
+    stored = (node for node in inside if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+    keys = any(_is_name(node.slice, name) for node in stored for name in named)
     return [(item, ALL_RANKS) for item in items] if (asks and has_loop) or keys else []
-
-
-def _makes_entry(node: ast.Subscript, names: Set[str]) -> bool:
-    return isinstance(node.ctx, ast.Store) and any(_is_name(node.slice, name) for name in names)
 
 
 def _named_constants(target: ast.expr, items: Sequence[Value]) -> set[str]:

@@ -65,9 +65,7 @@ def _flags(module: Module) -> Iterator[str]:
         if full not in _JOINS:
             continue
         inner: ast.AST = call
-        for around in module.ancestors(call):
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                break
+        for around in module.in_function(call):
             plain = isinstance(around, ast.If) and isinstance(around.test, (ast.Name, ast.Attribute))
             if plain and inner in around.body and not _sets(around.body, around.test):  # type: ignore[attr-defined]
                 yield last_name(around.test)  # type: ignore[attr-defined]

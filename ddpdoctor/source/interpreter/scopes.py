@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from typing import TypeAlias
 
 import msgspec
@@ -261,10 +262,7 @@ class Store:
 
     @staticmethod
     def _joined(values: list[Value | None], varying: bool) -> Value:
-        result = values[0]
-        for value in values[1:]:
-            result = join(result, value, varying)
-        return join(result, None)
+        return join(reduce(partial(join, varying=varying), values), None)
 
     def _joined_lane(
         self, cell: Cell, base: Value | None, arms: Sequence[tuple[Mapping[Cell, Value], int]], rank: int, varying: bool

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, all_raise, branch_of, settle
+from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, branch_of, ended_by, settle
 from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.values import (
@@ -171,7 +171,7 @@ class Machine(Memory):
                 outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
-            if not reached and living and not all_raise(sinks, start):
+            if not reached and living and start & ~ended_by(sinks, "raise"):
                 self._leave_behind(written, sinks, start, varying, own)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in _NO_ORIGIN:
@@ -183,12 +183,7 @@ class Machine(Memory):
     def _leave_behind(
         self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool, own: OwnTest | None
     ) -> None:
-        in_turn = any(
-            isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
-            for rank, sink in enumerate(sinks)
-            if ranks >> rank & 1 and sink
-        )
-        if in_turn and self.loops:
+        if self.loops and ranks & ended_by(sinks, "break", "continue"):
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
             self.loops[-1].own = own or self.loops[-1].own

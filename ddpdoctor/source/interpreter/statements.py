@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps
+from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps, ended_by
 from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, forget, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
@@ -264,11 +264,7 @@ def _loop(
         machine.add_loop(inner, turns if len(set(turns)) > 1 else [None] * len(RANKS), around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
-    returned = 0
-    for rank, items in enumerate(inner):
-        if items and isinstance(items[-1], Jump) and items[-1].kind in ("return", "raise"):
-            returned |= 1 << rank
-    machine.mask = start & ~machine.gone & ~(returned & ~machine.mask)
+    machine.mask = start & ~machine.gone & ~(ended_by(inner, "return", "raise") & ~machine.mask)
 
 
 def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import TypeAlias
 
 import msgspec
@@ -559,17 +560,9 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
         return fallback
     by_rank: list[Value] = []
     for rank in RANKS:
-        here = [value for mask, value in results if mask >> rank & 1]
-        if not here:
-            by_rank.append(fallback if ranks >> rank & 1 else on_rank(results[0][1], rank))
-            continue
-        if all(value is here[0] for value in here):
-            by_rank.append(on_rank(here[0], rank))
-            continue
-        value = on_rank(here[0], rank)
-        for other in here[1:]:
-            value = join(value, on_rank(other, rank))
-        by_rank.append(value)
+        here = {id(value): on_rank(value, rank) for mask, value in results if mask >> rank & 1}.values()
+        other = fallback if ranks >> rank & 1 else on_rank(results[0][1], rank)
+        by_rank.append(reduce(join, here) if here else other)
     return per_rank(by_rank, is_guessed(*(value for _, value in results)))
 
 

@@ -125,7 +125,7 @@ def writes(projection: Projection) -> Iterator[FileUse]:
             yield from _use_of_receiver(event)
         elif event.name in _WRITERS:
             yield from _use(event, *_WRITERS[event.name])
-        elif event.name == "save" and _saves_itself(event.receiver):
+        elif event.name == "save" and getattr(event.receiver, "name", "").startswith(_SAVE_THEMSELVES):
             yield from _use(event, "path", 0)
 
 
@@ -151,10 +151,6 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
             if left_in_mode(projection, event) is None:
                 seen.add(event.node)
                 yield use
-
-
-def _saves_itself(receiver: Value | None) -> bool:
-    return isinstance(receiver, ExternalObject) and receiver.name.startswith(_SAVE_THEMSELVES)
 
 
 def reads(projection: Projection) -> Iterator[FileUse]:

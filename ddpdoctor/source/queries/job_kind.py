@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     RANKS,
+    Const,
     PerRank,
     SequenceValue,
     Value,
@@ -95,18 +96,13 @@ def is_distributed(projection: Projection) -> bool:
         return True
     if any(projection.of_kind("data-parallel")) and not any(projection.of_kind("sampler")):
         return False
-    if any(event.name in _MAKE_WORLDS and not _is_alone(event) for event in projection.of_kind("collective")):
+    # A mesh is made of the default group, which is made with it where there is none.
+    worlds = (one for one in projection.of_kind("collective") if one.name in ("init_process_group", "init_device_mesh"))
+    # A tool for one process makes a group of one rank to call code for ranks.
+    alone = {"world_size": Const(1), "rank": Const(0)}
+    if any(any(one.named.get(name) != value for name, value in alone.items()) for one in worlds):
         return True
     return joins_by_framework(projection)
-
-
-# A mesh is made of the default group, which is made with it where there is none.
-_MAKE_WORLDS = frozenset({"init_process_group", "init_device_mesh"})
-
-
-def _is_alone(init: Event) -> bool:
-    """Return whether a group is made of one rank, as a tool for one process does that calls code for ranks."""
-    return constant(init.named.get("world_size", NONE)) == 1 and constant(init.named.get("rank", NONE)) == 0
 
 
 def joins_by_framework(projection: Projection) -> bool:
@@ -208,9 +204,7 @@ def left_in_mode(projection: Projection, event: Event) -> Guard | None:
             continue
         if isinstance(left.node, ast.Continue) and not any(left.node in descend(loop.node) for loop in event.loops):
             continue
-        for around in left.module.ancestors(left.node):
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                break
+        for around in left.module.in_function(left.node):
             if not isinstance(around, ast.If) or around.test is left.guard.node or around.test in around_event:
                 continue
             if _chooses_mode(projection, left.module.excerpt(around.test, LONGEST_CONDITION)):
@@ -241,7 +235,7 @@ def _arm(event: Event, condition: Condition) -> bool | None:
     around = module.parents.get(test)
     if not isinstance(around, ast.If) or around.test is not test:
         return None
-    lines = [frame.line for frame in event.chain if frame.file == str(module.path)]
+    lines = event.lines_in(module)
     for arm, body in ((True, around.body), (False, around.orelse)):
         last = (body[-1].end_lineno or body[-1].lineno) if body else 0
         if body and any(body[0].lineno <= line <= last for line in lines):
@@ -292,13 +286,13 @@ def is_single_node(projection: Projection) -> bool:
         size = event.argument("world_size", 3)
         if size is not None and (("device-count", 0) in tags_of(size) or _counts_devices(projection, event)):
             return True
-    return any(map(_is_this_machine, _written_addresses(projection)))
+    return any(map(_THIS_MACHINE.match, _written_addresses(projection)))
 
 
 def names_another_machine(projection: Projection) -> bool:
     """Return whether the address in the code is that of another machine: it comes from no launcher."""
     return any(
-        not address.startswith(("env:", "file:")) and not _is_this_machine(address)
+        not address.startswith(("env:", "file:")) and _THIS_MACHINE.match(address) is None
         for address in _written_addresses(projection)
     )
 
@@ -315,10 +309,6 @@ def _written_addresses(projection: Projection) -> Iterator[str]:
         address = constant(value) if value is not None else None
         if isinstance(address, str):
             yield address
-
-
-def _is_this_machine(address: str) -> bool:
-    return _THIS_MACHINE.match(address) is not None
 
 
 def is_nccl_only(projection: Projection) -> bool:

@@ -6,14 +6,7 @@ import ast
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ddpdoctor.source.script.module import (
-    Module,
-    argument_of,
-    descend,
-    functions_named,
-    last_name,
-    parameters_of,
-)
+from ddpdoctor.source.script.module import Module, argument_of, descend, functions_named, last_name, parameters_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)

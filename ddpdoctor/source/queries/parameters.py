@@ -125,7 +125,7 @@ def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.Class
                 names = (name for name in machine.store.names(value.number) if (value.cls.node, name) not in left)
                 waiting.extend(machine.store.get(value.number, name) for name in names)
             elif (made := machine.object(value)) is not None:
-                waiting.extend((*made.positional, *made.named.values()))
+                waiting.extend(made.values)
                 found |= {value.number} if HAS_PARAMETERS.search(value.name) else set()
     return found
 
@@ -235,11 +235,12 @@ def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and (set(names) == {"torch.nn.Module"} or set(names) <= MODULES)
 
 
-def parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes of a module that certainly have parameters."""
+def parameter_attributes(machine: Machine, part: Instance, *, in_some_way: bool = False) -> Iterator[str]:
+    """Yield the attributes of a module that certainly have parameters, or have them in some way of making it."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
-        if value is not None and has_parameters(machine, value):
+        options = () if value is None else options_of(value) if in_some_way else (value,)
+        if any(has_parameters(machine, option) for option in options):
             yield name
 
 
@@ -411,7 +412,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        names = list(_attributes_with_parameters(machine, part))
+        names = list(parameter_attributes(machine, part, in_some_way=True))
         if len(forwards) != 1 or others or not _is_straight(forwards[0], names):
             return 0
         words = {word for node in descend(forwards[0]) for word in _loaded_words(node)}
@@ -419,14 +420,6 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
             return 0
         count += len(names)
     return count
-
-
-def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes that have parameters in any of the ways in which the module is made."""
-    for name in machine.store.names(part.number):
-        value = machine.store.get(part.number, name)
-        if value is not None and any(has_parameters(machine, option) for option in options_of(value)):
-            yield name
 
 
 def _only_known_parts(machine: Machine, module: Value) -> bool:

@@ -227,14 +227,16 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         in_pass = any(_is_over_batches(loop, said) for loop in event.loops)
         if event.ranks in FIRST_RANKS or _is_of_first_rank(event):
             of_these = [one for one in reducing if _may_reduce(one, said)]
-            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these, said))
+            kept = event.name in _CURVES or event.name.endswith(".log") or event.name == "log"
+            found = not (in_pass and reducing) or (kept and not _shares_pass(event, of_these, said))
             found = found and not all(
                 _is_of_shared_batch(projection, event.loops, one) if in_pass else is_of_whole_set(projection, one)
                 for one in said
             )
         else:
             alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
-            found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
+            named = _RANK_NAMED.search(event.module.excerpt(event.node, 1_000))
+            found = not in_pass and (alone or on_every_rank(event)) and named is None
             found = found and (
                 any(_is_of_shard(projection, value, training) for value in said)
                 or (
@@ -410,15 +412,6 @@ def _is_number(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
         node = node.operand
     return isinstance(node, ast.Constant)
-
-
-def _is_tracked(event: Event) -> bool:
-    """Return whether what is reported is kept for later, and is no mere sign of life."""
-    return event.name in _CURVES or event.name.endswith(".log") or (event.name == "log" and event.receiver is not None)
-
-
-def _names_a_rank(event: Event) -> bool:
-    return _RANK_NAMED.search(event.module.excerpt(event.node, 1_000)) is not None
 
 
 def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:

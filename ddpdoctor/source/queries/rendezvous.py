@@ -222,12 +222,8 @@ def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
 
 def _is_tested(module: Module, node: ast.AST) -> bool:
     """Return whether a test other than that of ``__name__`` stands around a node in its function."""
-    for around in module.ancestors(node):
-        if isinstance(around, (ast.If, ast.Try)) and "__name__" not in ast.unparse(getattr(around, "test", around)):
-            return True
-        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return False
-    return False
+    tests = (around for around in module.in_function(node) if isinstance(around, (ast.If, ast.Try)))
+    return any("__name__" not in ast.unparse(getattr(around, "test", around)) for around in tests)
 
 
 def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[str, ...], bool]]:

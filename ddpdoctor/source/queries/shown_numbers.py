@@ -13,14 +13,7 @@ from typing import Literal
 from ddpdoctor.source.events import Condition, Event, Placed
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.origins import given_for, pairs_of
-from ddpdoctor.source.script.module import (
-    Module,
-    argument_of,
-    descend,
-    functions_named,
-    last_name,
-    parameters_of,
-)
+from ddpdoctor.source.script.module import Module, argument_of, descend, functions_named, last_name, parameters_of
 from ddpdoctor.source.script.script import Script
 
 NumberKind = Literal["mean", "sum", "unknown"]

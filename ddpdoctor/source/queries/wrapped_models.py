@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.source.events import Event
@@ -150,7 +149,7 @@ def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
             elif name in _BRINGING_TOGETHER or name == "all_gather":
                 found = _hands_on(module, call, _WEIGHTS)
             else:
-                found = _promises_average(name)
+                found = any(word in name for word in _AVERAGERS[2:])
             if found:
                 yield next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
 
@@ -191,11 +190,6 @@ def _hands_on(module: Module, call: ast.Call, wanted: frozenset[str], is_outer: 
     if is_outer or not isinstance(body, ast.FunctionDef) or names.isdisjoint(parameters_of(body)):
         return False
     return any(_hands_on(module, outer, wanted, is_outer=True) for outer in module.calls_by_name.get(body.name, ()))
-
-
-@lru_cache(maxsize=16_384)
-def _promises_average(name: str) -> bool:
-    return any(word in name for word in _AVERAGERS[2:])
 
 
 def _loop_text(module: Module, node: ast.AST) -> str:
@@ -289,15 +283,10 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Verdict]:
         if not held:
             continue
         loop = innermost_loop(optimizer)
-        step = next(
-            (
-                s
-                for s in made_steps
-                if optimizer.ordinal in stepped(s) and loop is not None and innermost_loop(s) is loop
-            ),
-            None,
-        )
-        if step is not None and not _made_in(projection, held, loop) and not _once(optimizer):
+        own = (one for one in made_steps if optimizer.ordinal in stepped(one) and innermost_loop(one) is loop)
+        step = next(own, None) if loop is not None else None
+        # One that is made under a condition may keep that of the step before.
+        if step is not None and not _made_in(projection, held, loop) and not optimizer.conditions:
             yield _misplaced(
                 optimizer,
                 "a new {} is created for every step, so its state is lost each time",
@@ -331,11 +320,6 @@ def _misplaced(optimizer: Event, sentence: str, remedy: str, cause: Reason) -> V
 
 def _is_optimizer_name(name: str) -> bool:
     return name.startswith("torch.optim.") and not any(word in name for word in _NO_OPTIMIZERS)
-
-
-def _once(optimizer: Event) -> bool:
-    """Return whether it is made under a condition, so that a step may keep that of the step before."""
-    return bool(optimizer.conditions)
 
 
 def _made_in(projection: Projection, held: list[Value], loop: ast.AST | None) -> bool:
@@ -376,11 +360,7 @@ def _replacement(projection: Projection, optimizer: Event, held: list[Value]) ->
         if event.ordinal <= optimizer.ordinal or event.receiver not in held or event.conditions != optimizer.conditions:
             continue
         value = event.positional[0]
-        fresh = (
-            isinstance(value, ExternalObject)
-            and value.name.startswith("torch.nn.")
-            and HAS_PARAMETERS.search(value.name) is not None
-        )
-        if fresh and isinstance(value, ExternalObject) and value.number > optimizer.ordinal:
+        later = value.name if isinstance(value, ExternalObject) and value.number > optimizer.ordinal else ""
+        if later.startswith("torch.nn.") and HAS_PARAMETERS.search(later) is not None:
             return event
     return None

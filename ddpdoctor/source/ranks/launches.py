@@ -84,17 +84,12 @@ def _counters(module: Module, call: ast.AST) -> Iterator[int]:
     if not isinstance(given, (ast.Tuple, ast.List)):
         return
     counted: set[str] = set()
-    for around in module.ancestors(call):
+    for around in module.in_function(call):
         loops = around.generators if isinstance(around, (ast.ListComp, ast.GeneratorExp)) else [around]
-        for loop in loops:
-            if (
-                isinstance(loop, (ast.For, ast.comprehension))
-                and last_name(getattr(loop.iter, "func", loop.iter)) in _COUNT
-            ):
+        for loop in (one for one in loops if isinstance(one, (ast.For, ast.comprehension))):
+            if last_name(getattr(loop.iter, "func", loop.iter)) in _COUNT:
                 first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
                 counted.add(last_name(first))
-        if isinstance(around, ast.FunctionDef):
-            break
     for place, entry in enumerate(given.elts):
         if isinstance(entry, ast.Starred):
             return

@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     DRAWN,
     MEMBERS,
+    NONE,
     OWN_LENGTH,
     OWN_ROWS,
     REDUCED,
@@ -46,7 +47,6 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.ranks.random_numbers import NUMPYS, PYTHONS, draws_own, generator_of, seeded
-from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once_each
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
 
@@ -303,15 +303,11 @@ def is_own_loader(machine: Machine, number: int) -> bool:
         return not machine.quiet
     if not made.complete:
         return True
-    for name, position in (("sampler", 3), ("batch_sampler", 4)):
-        value = made.argument(name, position)
-        if value is not None and constant(value) is not None:
-            return True
-    shuffle = made.argument("shuffle", 2)
-    if shuffle is not None and constant(shuffle) is not False:
+    samplers = (made.argument(name, position) for name, position in (("sampler", 3), ("batch_sampler", 4)))
+    if any(constant(one or NONE) is not None for one in samplers):
         return True
-    dataset = made.argument("dataset", 0)
-    return dataset is not None and is_varying(dataset)
+    shuffles = constant(made.argument("shuffle", 2) or Const(False)) is not False
+    return shuffles or is_varying(made.argument("dataset", 0) or NONE)
 
 
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
@@ -351,7 +347,7 @@ def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
 
 
 def _call_varies(machine: Machine, node: ast.Call) -> bool:
-    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    last = last_name(node.func)
     if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
@@ -396,8 +392,7 @@ def _is_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return last in _SIZES
+        return last_name(node.func) in _SIZES
     return isinstance(node, ast.Attribute) and node.attr == "shape"
 
 
@@ -424,7 +419,9 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
 def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
     module = machine.script.module(cls.module)
-    return module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
+    tests = module.index.within(cls.node, ast.If) if module is not None else ()
+    targets = [to for test in tests for one in test.body if isinstance(one, ast.Assign) for to in one.targets]
+    return any(isinstance(to, ast.Subscript) and isinstance(to.slice, ast.Constant) for to in targets)
 
 
 STATISTIC = "statistic"

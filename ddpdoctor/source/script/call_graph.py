@@ -46,16 +46,6 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
     return Mentions(_with_callers(synchronising, callers))
 
 
-def adds_key(node: ast.If) -> bool:
-    """Return whether a condition decides whether a dict gets a key: a loop over the dict depends on it."""
-    return any(
-        isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
-        for statement in node.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-    )
-
-
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Place = tuple[Module, Definition]
 MAXIMUM_FOLLOWED = 200

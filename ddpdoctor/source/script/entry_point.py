@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module, descend, once
+from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
@@ -65,8 +65,7 @@ _SETTING_UP = frozenset(
 
 
 def _sets_up_a_module(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    name = last_name(call.func)
     return name in _SETTING_UP or name.startswith(("set_", "use_", "register"))
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, wraps
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -457,10 +458,14 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             node = parents[node]
             yield node
 
+    def in_function(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around ``node`` in its function, innermost first."""
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return takewhile(lambda around: not isinstance(around, functions), self.ancestors(node))
+
     def is_in_handler(self, node: ast.AST) -> bool:
         """Return whether a node stands in an ``except`` clause of its function."""
-        closing = (ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef)
-        return isinstance(next((one for one in self.ancestors(node) if isinstance(one, closing)), None), closing[0])
+        return any(isinstance(around, ast.ExceptHandler) for around in self.in_function(node))
 
     def in_other_arms(self, one: ast.AST, other: ast.AST) -> bool:
         """Return whether two nodes are in different arms of an ``if``."""

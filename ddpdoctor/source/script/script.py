@@ -142,7 +142,7 @@ def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.
 
 def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], depth: int) -> str:
     """Return what a function of ``os.path`` or of a path object makes of its arguments."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = last_name(node.func)
     if name == "getcwd" or name == "cwd":
         return os.curdir
     arguments = [_path(module, one, variables, depth + 1) for one in node.args]
@@ -480,12 +480,12 @@ _PART = regex(r"\w+")
 
 def uses_any(script: Script, words: Iterable[str]) -> bool:
     """Return whether one of the words is a word of the code of a script's modules."""
-    return any(_is_word(script, word) for word in words)
+    return any(word in words_of(module) for word in words for module in script.modules)
 
 
 def uses_part(script: Script, parts: Iterable[str]) -> bool:
     """Return whether one of the parts occurs in a word of the code; upper and lower case differ."""
-    return any(_is_part(script, part) for part in parts)
+    return any(_partly(module, part) for part in parts for module in script.modules)
 
 
 def makes_sets(script: Script) -> bool:
@@ -531,16 +531,6 @@ def code_of(node: ast.AST) -> str:
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value.split()) == 1:
             found.append(inner.value)
     return "\n".join(found)
-
-
-@once_each
-def _is_word(script: Script, word: str) -> bool:
-    return any(word in words_of(module) for module in script.modules)
-
-
-@once_each
-def _is_part(script: Script, part: str) -> bool:
-    return any(_partly(module, part) for module in script.modules)
 
 
 # An imported module is searched once, however many scripts import it.

@@ -97,7 +97,7 @@ def call_option(machine: Machine, node: ast.AST, function: Value, given: Argumen
         if isinstance(chosen, ProjectClass) and _may_synchronise(machine, chosen):
             return value  # The object for ranks: its methods join the group and wrap the model.
         return _of_any_class(value) or join(value, derived((value,)))
-    return derived([function, *given.positional, *given.named.values()])
+    return derived([function, *given.values])
 
 
 def _any_model(machine: Machine, node: ast.AST, options: Sequence[Value], given: Arguments) -> Value:
@@ -303,16 +303,15 @@ def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:
         option
         for option in options
         if isinstance(option, BoundMethod)
-        and (_is_training_state(option.receiver) or _gives_itself(option) or option.name in ("step", "zero_grad"))
+        and (
+            option.name in ("step", "zero_grad")
+            or _is_training_state(option.receiver)
+            or (option.name in MODULE_SELF_METHODS and is_model(option.receiver))
+        )
     ]
     if len(methods) < len(options) or len({method.name for method in methods}) != 1:
         return None
     return BoundMethod(OneOf(tuple(method.receiver for method in methods)), methods[0].name)
-
-
-def _gives_itself(method: BoundMethod) -> bool:
-    """Return whether a method of a model returns the model: ``net.to(device)``."""
-    return method.name in MODULE_SELF_METHODS and is_model(method.receiver)
 
 
 def is_model(value: Value) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import PurePath
 
@@ -53,7 +52,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, as_part, is_rank, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -94,13 +93,7 @@ from ddpdoctor.source.torch_model.external_objects import (
     tensor_method,
     type_of,
 )
-from ddpdoctor.source.torch_model.recorded_calls import (
-    OF_MODELS,
-    RESULT,
-    is_noted_method,
-    note_call,
-    note_method,
-)
+from ddpdoctor.source.torch_model.recorded_calls import OF_MODELS, RESULT, is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
     COLLECTIVES,
     COMMAND_LINES,
@@ -111,7 +104,6 @@ from ddpdoctor.source.vocabulary import (
     METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
-    NOT_FALSE,
     PROCESSES,
     RANK_AND_SIZE,
     RUNNERS,
@@ -169,12 +161,10 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
-    if name.startswith(("ignite.", "datasets.", "logging.")):  # Their files are read where a script has them.
-        from ddpdoctor.source.libraries import hugging_face_datasets, ignite, python_logging
+    if name.startswith(("ignite.", "logging.")):  # Their files are read where a script has them.
+        from ddpdoctor.source.libraries import ignite, python_logging
 
-        special = {**ignite.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}.get(
-            name
-        )
+        special = {**ignite.CALLS, "logging.getLogger": python_logging.get_logger}.get(name)
         if special is not None:
             return special
     if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
@@ -187,22 +177,14 @@ def _handler_of(name: str) -> Handler:
         return _exit
     if name in RUNNERS:
         return partial(run_callback, of_command_line=name in COMMAND_LINES)
-    last = name.rpartition(".")[2]
-    if name.startswith("builtins.") and last in BUILTIN_CALLS:
-        return partial(_builtin, BUILTIN_CALLS[last], plain_handler_of(name))
-    if name in MODEL_PRESERVING and name not in NOT_FALSE:
-        return partial(_preserved, plain_handler_of(name))
-    return plain_handler_of(name)
-
-
-def _builtin(
-    function: Callable[..., Value], otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments
-) -> Value:
-    return otherwise(machine, node, given) if given.named else by_rank(function, *given.positional)
-
-
-def _preserved(otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return given.positional[0] if given.positional else otherwise(machine, node, given)
+    plain, function = plain_handler_of(name), BUILTIN_CALLS.get(name.removeprefix("builtins."))
+    if function is not None and name.startswith("builtins."):
+        return lambda machine, node, given: (
+            plain(machine, node, given) if given.named else by_rank(function, *given.positional)
+        )
+    if name in MODEL_PRESERVING:
+        return lambda machine, node, given: given.positional[0] if given.positional else plain(machine, node, given)
+    return plain
 
 
 def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -231,9 +213,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     receiver, name = function.receiver, function.name
     if name == "joinpath":
         return _joined_path(receiver, *given.values)
-    if name == "shard" and is_rank(
-        given.named.get("index", given.positional[1] if len(given.positional) > 1 else NONE)
-    ):
+    if name == "shard" and is_rank(given.value("index", 1) or NONE):
         return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
@@ -250,7 +230,8 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
         served = _served_by_library(machine, node, receiver, name, given)
         if served is not None:
             return served
-    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+    inherited = base_names(machine, receiver.cls) if isinstance(receiver, Instance) and name in _OF_TRAINERS else ()
+    if isinstance(receiver, Instance) and any(name in collective_methods(base) for base in inherited):
         _make_loader_of(machine, node, receiver)
         machine.emit("collective", f"Trainer.{name}", node, given, in_tree=True)
         return SYNCHRONISED
@@ -330,11 +311,6 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
     if name in {"cuda", "to"}:
         note_device(machine, node, name, given, receiver)
     return None
-
-
-def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
-    """Return whether a class that the project derives inherits a method that every rank must call."""
-    return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
 
 
 def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
@@ -488,10 +464,6 @@ def _get_rank(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return exact_per_rank(GLOBAL_RANK)
 
 
-def _world_size(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return WORLD_SIZE if not given.positional and not given.named else UNIFORM
-
-
 def _environment(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not given.positional:
         return UNIFORM
@@ -534,6 +506,15 @@ def _islice(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return strided(machine, node, given.positional, result)
 
 
+def _split_by_node(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return a rank's part of a data set of Hugging Face: of a stream its files or every n-th item, of a table rows.
+
+    The parts need not be equal.
+    """
+    result = derived(given.values)
+    return as_part(machine, node, result) if is_rank(given.value("rank", 1) or UNIFORM) else result
+
+
 def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
     model = given.value("predictor", 3)
@@ -541,10 +522,6 @@ def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         return derived(given.values)
     window = given.value("inputs", 0) or UNIFORM
     return derived([machine.apply(machine, node, model, Arguments((window,))), window])
-
-
-def _set_grad_enabled(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
 
 
 def _no_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -593,7 +570,7 @@ _SPECIAL: dict[str, Handler] = {
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, given: variable(machine, "LOCAL_RANK"),
-    "torch.distributed.get_world_size": _world_size,
+    "torch.distributed.get_world_size": lambda machine, node, given: UNIFORM if given.values else WORLD_SIZE,
     **dict.fromkeys(
         RANK_AND_SIZE, lambda machine, node, given: SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
     ),
@@ -631,8 +608,9 @@ _SPECIAL: dict[str, Handler] = {
         lambda machine, node, given: External("multiprocessing"),  # It has the same functions.
     ),
     **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
-    "torch.no_grad": _no_gradients,
-    "torch.inference_mode": _no_gradients,
-    "torch.set_grad_enabled": _set_grad_enabled,
-    "torch.autograd.no_grad": _no_gradients,
+    **dict.fromkeys((f"datasets.{place}split_dataset_by_node" for place in ("", "distributed.")), _split_by_node),
+    **dict.fromkeys(("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad"), _no_gradients),
+    "torch.set_grad_enabled": lambda machine, node, given: (
+        NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
+    ),
 }

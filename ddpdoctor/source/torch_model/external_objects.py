@@ -308,12 +308,10 @@ def make_device(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     positional = given.positional
     if len(positional) > 1 and constant(positional[0]) == "cuda":
         note_device(machine, node, "device", Arguments(positional[1:2]))
-        return by_rank(_text_of_device, positional[1])
+        return by_rank(
+            lambda index: Const(f"cuda:{index.value}") if isinstance(index, Const) else derived((index,)), positional[1]
+        )
     return positional[0] if len(positional) == 1 else derived(positional)
-
-
-def _text_of_device(index: Value) -> Value:
-    return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
 
 
 def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments, receiver: Value | None = None) -> None:
@@ -351,12 +349,12 @@ def plain_handler_of(name: str) -> Handler:
     if name == "torch.distributed.is_initialized":
         return _is_initialized
     if name in NOT_FALSE:
-        return partial(_fixed, Const(True))
+        return lambda machine, node, given: Const(True)
     if last in SAME_ITEMS:
         return _zipped if last == "zip" else partial(_same_items, last)
     factory = TENSOR_CALLS.get(name)
     if factory is not None:
-        return partial(_tensor, factory)
+        return lambda machine, node, given: factory(given)
     if name in _OPENING:
         return _opened
     if lists_names(name):
@@ -364,13 +362,14 @@ def plain_handler_of(name: str) -> Handler:
     if name in _GENERATORS:
         return _generator
     if RANK_VARYING_CALLS.match(name):
-        return partial(_fixed, Unknown(True, False, origin_of(name)))
+        varying = Unknown(True, False, origin_of(name))
+        return lambda machine, node, given: varying
     if name == "apex.amp.initialize":
         return _initialized_by_apex
     if last == "_get_default_store":
         return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
-        return _mixture
+        return lambda machine, node, given: derived(given.values)
     if name.startswith("torch.distributed.") and last[:1].islower():
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
@@ -383,10 +382,6 @@ def plain_handler_of(name: str) -> Handler:
     if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
         return partial(_object, name)
     return partial(_unread, name)
-
-
-def _fixed(value: Value, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return value
 
 
 def _generator(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -441,10 +436,6 @@ def _names_a_start(module: Module, scope: ast.AST) -> bool:
     return False
 
 
-def _mixture(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return derived(given.values)
-
-
 def _of_torch(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the result of a function of torch, with its length where the rank's own data makes that."""
     result = members_of(name, derived(given.values))
@@ -462,10 +453,6 @@ def _uncounted(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a mesh or a store: made of numbers of ranks, and none itself."""
     result = derived(given.values)
     return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
-
-
-def _tensor(factory: TensorFactory, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return factory(given)
 
 
 def _object(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
