@@ -83,14 +83,6 @@ SEEDS_EVERYTHING = frozenset(
 SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
 """Names of functions that may fix random numbers."""
 ACCELERATE_STATES = frozenset({"accelerate.PartialState", "accelerate.state.PartialState"})
-METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        **dict.fromkeys(HUGGING_FACE_TRAINERS, frozenset({"train", "evaluate", "predict"})),
-        **dict.fromkeys(FABRICS, frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "save"})),
-        **dict.fromkeys(ACCELERATE_STATES, frozenset({"wait_for_everyone"})),
-    }
-)
-"""Methods that every rank must call, by the class of their object."""
 
 
 _MOVED = (
@@ -197,7 +189,9 @@ COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     # "This method will hang … if it's called just for the process with rank 0", its documentation says of saving.
     ENGINE: frozenset({"save_checkpoint", "load_checkpoint"}),
     "torch.distributed.fsdp.FullyShardedDataParallel": frozenset({"state_dict", "clip_grad_norm_"}),
-    **METHODS,
+    **dict.fromkeys(HUGGING_FACE_TRAINERS, frozenset({"train", "evaluate", "predict"})),
+    **dict.fromkeys(FABRICS, frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "save"})),
+    **dict.fromkeys(ACCELERATE_STATES, frozenset({"wait_for_everyone"})),
 }
 """Methods that every rank must call, by the class of their object."""
 METRICS = "torchmetrics."

@@ -17,13 +17,14 @@ from ddpdoctor.source.interpreter.assignment import (
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
+from ddpdoctor.source.interpreter.operators import binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     FALSE,
     MEMBERS,
     OPAQUE,
+    ORDERINGS,
     OWN_LENGTH,
     RANKS,
     TRUE,
@@ -61,7 +62,7 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
-from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
+from ddpdoctor.source.ranks.data_partitions import SHARE, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
@@ -388,7 +389,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return never_none(result)
     if is_varying(key) and isinstance(container, Unknown) and is_mask(machine, node.slice):
         return tagged(result, frozenset({OWN_LENGTH}))
-    return picked(machine, node, result) if is_rank_key(key) else result
+    by_rank_key = isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)
+    return picked(machine, node, result) if by_rank_key else result
 
 
 def _module_in(name: str, given: Sequence[Value], number: object) -> Value | None:

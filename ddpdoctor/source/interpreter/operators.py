@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.values import (
+    BINARY,
+    ORDERINGS,
     RANKS,
     TASK_COUNT,
     UNIFORM,
@@ -48,26 +49,6 @@ LARGEST = 10**18
 # Formats that can produce more text than is worth computing.
 _WIDE = regex(r"\*|\d{4}")
 
-BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Pow: operator.pow,
-}
-ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
 _OBJECTS = (
     ExternalObject, External, Function, Instance, Partial, ProjectClass, ProjectModule, SequenceValue, DictValue,
 )  # fmt: skip

@@ -131,7 +131,9 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
         def turn() -> None:
             assign_to(machine, statement.target, item)
-            _forget_counter(machine, statement.target, iterable)
+            if isinstance(statement.target, (ast.Tuple, ast.List)) and COUNTED in tags_of(iterable):
+                for counter in statement.target.elts[:1]:  # What ``enumerate`` counts is the same on every rank.
+                    assign_to(machine, counter, UNIFORM)
             execute(machine, statement.body)
 
         if empty & start:
@@ -193,12 +195,6 @@ def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value,
         _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, None)
     finally:
         machine.phases.pop()
-
-
-def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
-    """Make the number that ``enumerate`` puts before an item the same on every rank."""
-    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
-        assign_to(machine, target.elts[0], UNIFORM)
 
 
 def _while(machine: Machine, statement: ast.While) -> None:

@@ -247,7 +247,9 @@ def _run_hooks(machine: Machine, node: ast.AST, trainer: ExternalObject, name: s
     made = machine.object(trainer)
     model = given.value("model", 0) or NONE
     module = next((one for one in options_of(model) if isinstance(one, Instance)), None)
-    if made is None or module is None or isinstance(model, (OneOf, PerRank)) or not _is_module(machine, module):
+    if made is None or module is None or isinstance(model, (OneOf, PerRank)):
+        return
+    if not any(name.endswith(".LightningModule") for name in base_names(machine, module.cls)):
         return
     held = made.named.get("callbacks", NONE)
     listed = held.values if isinstance(held, SequenceValue) else (held,)
@@ -297,10 +299,6 @@ def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
         machine.apply(machine, node, bound_to(found, instance), OPEN_ARGUMENTS)
     finally:
         machine.mask = present & ~machine.gone
-
-
-def _is_module(machine: Machine, module: Instance) -> bool:
-    return any(name.endswith(".LightningModule") for name in base_names(machine, module.cls))
 
 
 def _hooks(stages: tuple[str, ...]) -> Iterator[tuple[str, list[Value]]]:

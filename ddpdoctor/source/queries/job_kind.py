@@ -32,7 +32,7 @@ from ddpdoctor.source.script.launch_facts import (
     spellings,
     tests_for_gpu,
 )
-from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, once
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, once, once_each
 from ddpdoctor.source.script.script import Script, calls_any, gives_each_rank_a_machine, is_started_per_gpu, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
@@ -343,6 +343,7 @@ def hints_at_ranks(event: Event) -> bool:
     return event.rank_tested or any(_is_rank_test(module, test) for module, test in event.undecided)
 
 
+@once_each
 def _is_rank_test(module: Module, test: ast.AST) -> bool:
     if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)) or _asks_a_list_of_some_ranks(module, test):
         return True

@@ -115,16 +115,9 @@ def _is_output(event: Event) -> bool:
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
         return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
-    if not event.positional or not _prints(event):
-        return False
-    return _says_something(event)
-
-
-def _prints(event: Event) -> bool:
-    if event.name in _PRINTS:
-        return True
-    receiver = event.receiver
-    return isinstance(receiver, ExternalObject) and receiver.name == _PRINTING_METHODS.get(event.name)
+    printer = event.receiver.name if isinstance(event.receiver, ExternalObject) else ""
+    prints = event.name in _PRINTS or printer == _PRINTING_METHODS.get(event.name)
+    return bool(event.positional) and prints and _says_something(event)
 
 
 def _says_something(event: Event) -> bool:
@@ -402,16 +395,10 @@ def _warns(event: Event) -> bool:
         module is event.module
         and isinstance(test, ast.Compare)
         and isinstance(test.ops[0], _ORDERS)
-        and _is_number(test.comparators[0])
+        and isinstance(getattr(test.comparators[0], "operand", test.comparators[0]), ast.Constant)
         and ast.unparse(test.left) in told
         for module, test in event.undecided
     )
-
-
-def _is_number(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    return isinstance(node, ast.Constant)
 
 
 def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:

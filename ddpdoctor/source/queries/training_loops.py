@@ -38,7 +38,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events, wrap_numbers
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE
 from ddpdoctor.source.ranks.random_numbers import DRAWN_UNSEEDED, is_found_alike, seeds_by_rank
-from ddpdoctor.source.ranks.rank_local_values import LISTED, lists_names
+from ddpdoctor.source.ranks.rank_local_values import LISTED, LISTING
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
@@ -354,7 +354,7 @@ def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
         return False
     places = [cls.node] if module is machine.script.entry or _mentions_ranks(module.tree) else [cls.node, module.tree]
     return any(
-        lists_names(module.resolve(call.func)) for place in places for call in module.index.within(place, ast.Call)
+        LISTING.match(module.resolve(call.func)) for place in places for call in module.index.within(place, ast.Call)
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.source.interpreter.operators import BINARY, ORDERINGS
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import NONE, PerRank, constant, is_varying, on_rank, tags_of
+from ddpdoctor.source.interpreter.values import BINARY, NONE, ORDERINGS, PerRank, constant, is_varying, on_rank, tags_of
 from ddpdoctor.source.script.module import Scope, descend, last_name
 from ddpdoctor.source.vocabulary import JOINS, SAME_ITEMS
 

@@ -16,7 +16,6 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     Const,
     Instance,
-    PerRank,
     Tag,
     Unknown,
     Value,
@@ -150,7 +149,10 @@ def gives_turns(store: Store, test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
         return False
     sides = test.left, test.comparators[0]
-    return any(_is_turn(store, one) and _names(other) & rank_names(store) for one, other in (sides, sides[::-1]))
+    return any(
+        isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and _named_so(store, other, one.right)
+        for one, other in (sides, sides[::-1])
+    )
 
 
 def turn_taken(store: Store, module: Module, loop: ast.AST, node: ast.AST) -> ast.If | None:
@@ -265,10 +267,6 @@ def _named_so(store: Store, start: ast.expr, step: ast.expr) -> bool:
     return bool(_names(start) & rank_names(store) and _names(step) & _worlds(store))
 
 
-def _is_turn(store: Store, node: ast.expr) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and bool(_names(node.right) & _worlds(store))
-
-
 def _is_length(module: Module, node: ast.expr) -> bool:
     """Return whether an expression is ``len(something)``, or a variable that is only set to that."""
     value = node if isinstance(node, ast.Call) else _assigned(module, node)
@@ -321,10 +319,7 @@ def _is_last_rank(store: Store, test: ast.expr) -> bool:
         return False
     sides = test.left, test.comparators[0]
     return any(
-        bool(_names(one) & rank_names(store))
-        and isinstance(other, ast.BinOp)
-        and isinstance(other.op, ast.Sub)
-        and bool(_names(other) & _worlds(store))
+        isinstance(other, ast.BinOp) and isinstance(other.op, ast.Sub) and _named_so(store, one, other)
         for one, other in (sides, sides[::-1])
     )
 
@@ -351,8 +346,3 @@ def _names_in(node: ast.AST) -> Iterator[str]:
             yield last_name(inner)
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
             yield inner.value
-
-
-def is_rank_key(key: Value) -> bool:
-    """Return whether a key is another number on each rank."""
-    return isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)

@@ -134,11 +134,6 @@ def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> 
     return True
 
 
-def _handed_over(value: Value) -> Value:
-    """Return what ranks get from the process that starts them, which is the same for all of them."""
-    return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
-
-
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
     for key in machine.started.pop(node, ()):
         machine.objects.pop(key, None)  # That walk was taken back: what is made now is made later than what it made.
@@ -156,7 +151,11 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
     columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
-    positional = [_handed_over(per_rank(column, is_guessed(arguments))) for column in columns]
+    handed = [per_rank(column, is_guessed(arguments)) for column in columns]
+    # What ranks get from the process that starts them is the same for all of them.
+    positional = [
+        Unknown(one.varying, False, one.tags) if isinstance(one, Unknown) and one.opaque else one for one in handed
+    ]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)

@@ -77,9 +77,11 @@ OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 _CLOCK = regex(r"^(time|datetime)\.")
 # Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-_LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
+LISTING = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
+"""Library functions that list what a directory holds, by their full names."""
 _STORE = regex(r"^torch\.distributed\.(\w+\.)?\w*Store$")
-_FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
+FILE_QUERIES = frozenset({"exists", "is_file", "is_dir"})
+"""Methods without arguments that query the file system of the rank's machine: ``Path.exists()``."""
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 """Attributes of a tensor that are alike on every rank, whatever data it holds."""
 # Attributes and functions that give the form of data.
@@ -91,23 +93,13 @@ _AGREED = regex(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?
 
 def origin_of(name: str) -> frozenset[Tag]:
     """Return the tag of a library function whose result differs between processes, by its full name."""
-    if _LISTS.match(name):
+    if LISTING.match(name):
         return frozenset({LISTED})
     for kind, pattern in (("clock", _CLOCK), ("files", _FILES)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
     generator = generator_of(name)
     return frozenset({("random", generator)}) if generator in (PYTHONS, NUMPYS) else frozenset()
-
-
-def lists_names(name: str) -> bool:
-    """Return whether a library function lists what a directory holds, by its full name."""
-    return _LISTS.match(name) is not None
-
-
-def queries_file(name: str) -> bool:
-    """Return whether a method without arguments queries the file system of the rank's machine: ``Path.exists()``."""
-    return name in _FILE_METHODS
 
 
 def of_own_data(value: Value) -> Value:
@@ -353,7 +345,7 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     full = machine.frame.module.resolve(node.func)
     if full and (RANK_VARYING_CALLS.match(full) or draws_own(machine, full)):
         return True
-    if last in _FILE_METHODS and not node.args:
+    if last in FILE_QUERIES and not node.args:
         return True
     inside = [*node.args, *(keyword.value for keyword in node.keywords)]
     if isinstance(node.func, ast.Attribute):

@@ -126,7 +126,7 @@ def descend(node: ast.AST) -> list[ast.AST]:
     """Return a node and all below it, parents first; operators and contexts are left out."""
     found = [node]
     for inner in found:
-        if inner.__class__ not in _LEAVES:
+        if inner.__class__ not in LEAVES:
             found += children_of(inner)
     return found
 
@@ -205,7 +205,8 @@ def last_name(node: ast.AST) -> str:
     return node.id if kind is ast.Name else ""  # type: ignore[attr-defined]
 
 
-_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
+LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
+"""Classes of nodes that hold no others."""
 _DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})
 """Classes whose lists of nodes may hold None: ``{**other}``, and parameters without a default."""
@@ -216,7 +217,7 @@ _WITHOUT_NODES = frozenset(
 )
 # Fields that hold nodes, of classes in which a field of the same name as in others holds something else.
 _EXCEPTIONS: Mapping[str, tuple[str, ...]] = {"MatchSingleton": (), "TypeAlias": ("name", "type_params", "value")}
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(_LEAVES, ())
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(LEAVES, ())
 """Fields that hold nodes, by the class of a node, filled as classes are met."""
 
 

@@ -20,8 +20,10 @@ from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
 from ddpdoctor.source.script.module import (
+    LEAVES,
     Module,
     Scope,
+    all_once,
     children_of,
     deep_recursion,
     descend,
@@ -168,6 +170,8 @@ def in_plain_spelling(tree: ast.Module) -> None:
     """Put the expressions and statements of a tree in their plain spelling, in place; all keep their locations."""
     waiting: list[ast.AST] = [tree]
     for node in waiting:
+        if node.__class__ in LEAVES:
+            continue
         # In a class an annotation declares a field, too.
         spelt = _SPELT - {ast.AnnAssign} if node.__class__ is ast.ClassDef else _SPELT
         for name, field in vars(node).items():
@@ -434,13 +438,9 @@ def _mentions_ranks(path: Path) -> bool:
     return any(word in content for word in _OF_RANKS)
 
 
-@once
-def _wanted(module: Module) -> tuple[str, ...]:
-    """Return dotted names that a module's imports may mean, packages before what is in them; kept with the module."""
-    return tuple(dict.fromkeys(_imported(module)))
-
-
-def _imported(module: Module) -> Iterator[str]:
+@all_once
+def _wanted(module: Module) -> Iterator[str]:
+    """Yield dotted names that a module's imports may mean, packages before what is in them."""
     for entry in module.imports:
         parts = entry.module.split(".") if entry.module else []
         for length in range(1, len(parts) + 1):

@@ -56,12 +56,12 @@ from ddpdoctor.source.ranks.data_partitions import PART, SHARE, as_part, is_rank
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
+    FILE_QUERIES,
     agrees_by_name,
     extent_of,
     makes_members,
     members_of,
     number_from_store,
-    queries_file,
 )
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
@@ -252,7 +252,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
 def _is_unremarkable(name: str) -> bool:
     """Return whether a method of an unknown object does no more than mix its arguments, by its name."""
     promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
-    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or queries_file(name)
+    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or name in FILE_QUERIES
     return not promises and not known and not is_noted_method(name)
 
 
@@ -363,7 +363,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
         return sized
     if receiver.__class__ is External and receiver.name == "os.environ":
         return UNIFORM
-    if queries_file(name) and not arguments and isinstance(receiver, Unknown):
+    if name in FILE_QUERIES and not arguments and isinstance(receiver, Unknown):
         return Unknown(True, False, frozenset({("files", 0)}))
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent

@@ -69,11 +69,11 @@ from ddpdoctor.source.ranks.random_numbers import OWN
 from ddpdoctor.source.ranks.rank_local_values import (
     COUNTED,
     LISTED,
+    LISTING,
     OWN_KINDS,
     POLLED,
     UNREAD_ITEM,
     agrees_by_name,
-    lists_names,
     members_of,
     origin_of,
 )
@@ -357,7 +357,7 @@ def plain_handler_of(name: str) -> Handler:
         return lambda machine, node, given: factory(given)
     if name in _OPENING:
         return _opened
-    if lists_names(name):
+    if LISTING.match(name):
         return _listed
     if name in _GENERATORS:
         return _generator
@@ -636,11 +636,6 @@ def _arange(given: Arguments) -> Value:
     return derived(given.values)
 
 
-def _eye(given: Arguments) -> Value:
-    sides = (given.positional[0], given.positional[-1]) if given.positional else (UNIFORM,)
-    return _sized(sides, given)
-
-
 def _same_size(given: Arguments) -> Value:
     if given.positional and isinstance(given.positional[0], TensorSize):
         return given.positional[0]
@@ -657,7 +652,7 @@ TENSOR_CALLS: Mapping[str, TensorFactory] = {
     **{f"torch.{name}": _shaped for name in ("zeros", "ones", "empty", "rand", "randn")},
     "torch.full": _full,
     "torch.arange": _arange,
-    "torch.eye": _eye,
+    "torch.eye": lambda given: _sized((*given.positional[:1], *given.positional[-1:]) or (UNIFORM,), given),
     **{f"torch.{name}": _same_size for name in ("tril", "triu", "zeros_like", "ones_like", "exp", "log", "sin", "cos")},
 }
 
