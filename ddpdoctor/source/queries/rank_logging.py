@@ -31,8 +31,8 @@ from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
-from ddpdoctor.source.queries.lost_results import lost_results
 from ddpdoctor.source.queries.origins import pairs_of
+from ddpdoctor.source.queries.shown_numbers import lost_results
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend, made_from
