@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
+from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same, shape_of
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BAR_COUNT,
@@ -238,20 +238,14 @@ def _verb(mask: int, verb: str) -> str:
 
 
 def _in_walk(projection: Projection, walk: Walk) -> Iterator[SourceParting]:
-    classes: list[tuple[int, Tree]] = []
-    for rank in RANKS if not walk.uncertain else ():
-        if walk.raised >> rank & 1:
-            continue
-        for index, (mask, tree) in enumerate(classes):
-            if same(tree, walk.trees[rank]):
-                classes[index] = (mask | 1 << rank, tree)
-                break
-        else:
-            classes.append((1 << rank, walk.trees[rank]))
-    if len(classes) < 2:
-        return
-    for other in classes[1:]:
-        yield from _compare(projection, classes[0], other)
+    classes: dict[int, tuple[int, Tree]] = {}
+    for rank, tree in enumerate(walk.trees if not walk.uncertain else ()):
+        if not walk.raised >> rank & 1:
+            mask, first = classes.get(shape := shape_of(tree), (0, tree))
+            classes[shape] = mask | 1 << rank, first
+    one, *others = classes.values() or ((0, ()),)
+    for other in others:
+        yield from _compare(projection, one, other)
 
 
 class _Side(msgspec.Struct, frozen=True):

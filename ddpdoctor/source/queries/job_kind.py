@@ -461,13 +461,11 @@ def starts_own_ranks(script: Script, arguments: Sequence[str], *, by_python: boo
     One that serves a launcher too does so where a flag among the arguments chooses it (``if
     args.multiprocessing_distributed: mp.spawn(...)``), or where plain Python runs it (``by_python``).
     """
-    if script.spawns_ranks is not None:
-        return True
-    for module in script.modules:
-        for call in launches(module, script.modules):
-            if by_python or _is_chosen(script, module, call, arguments):
-                return True
-    return False
+    return script.spawns_ranks is not None or any(
+        by_python or _is_chosen(script, module, call, arguments)
+        for module in script.modules
+        for call in launches(module, script.modules)
+    )
 
 
 def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:

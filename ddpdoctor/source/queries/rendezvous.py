@@ -89,15 +89,9 @@ def _is_for_old_torch(module: Module, node: ast.AST) -> bool:
 
 def required_local_rank(script: Script) -> str:
     """Return the option for the local rank that a script refuses to start without; empty when there is none."""
-    for module in script.modules:
-        for node in _local_rank_options(module):
-            if _is_required(node):
-                return next(
-                    str(entry.value)
-                    for entry in node.args
-                    if isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS
-                )
-    return ""
+    required = (one for module in script.modules for one in _local_rank_options(module) if _is_required(one))
+    names = (entry.value for one in required for entry in one.args if isinstance(entry, ast.Constant))
+    return next((str(name) for name in names if name in LOCAL_RANK_OPTIONS), "")
 
 
 def unknown_to_the_launcher(script: Script) -> str:

@@ -228,8 +228,11 @@ PARSER_RECURSION_LIMIT = 4_000
 MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
 
-# In the text of a module: it may read attributes by their names as strings, or have f-strings.
-_OTHER_SPELLINGS = regex(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']|(?m:^[ \t]*[\w.\[\]]+[ \t]*:[^=\n]+=)")
+# In the text of a module: it may read attributes by their names as strings, or have f-strings without a value in them.
+_OTHER_SPELLINGS = regex(
+    r"[gs]etattr\(|\b[rR]?[fF][rR]?(?:\"(?:[^\"{]|\{\{)*\"|'(?:[^'{]|\{\{)*')"
+    r"|(?m:^[ \t]*[\w.]+(?:\[[\w.\[\]]*\])?[ \t]*:[^=\n]+=)"
+)
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
