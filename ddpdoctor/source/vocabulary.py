@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -12,10 +12,9 @@ import msgspec
 from ddpdoctor.files import regex
 
 
-def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for place in places:
-        for theirs, ours in names.items():
-            yield f"{place}.{theirs}", f"torch.distributed.{ours}"
+def _named(places: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return functions of torch.distributed by the full names that they have in each of some modules."""
+    return {f"{place}.{name}": f"torch.distributed.{ours}" for place in places.split() for name, ours in names.items()}
 
 
 def _each(places: str, names: str) -> list[str]:
@@ -28,19 +27,17 @@ _OF_RANKS = {"get_rank": "get_rank", "get_local_rank": "get_node_local_rank", "g
 _AS_TORCHS = {name: name for name in ("barrier", "all_reduce", "broadcast")}
 _WARMUPS = ("constant", "cosine", "cosine_with_hard_restarts", "linear", "polynomial_decay")
 SAME: Mapping[str, str] = MappingProxyType(
-    dict(
-        (
-            *(
-                (f"transformers.{part}get_{shape}_schedule_with_warmup", "torch.optim.lr_scheduler.LambdaLR")
-                for part in ("", "optimization.")
-                for shape in _WARMUPS
-            ),
-            *_named(("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"), _OF_RANKS | _AS_TORCHS),
-            *_named(("detectron2.utils.comm", "fvcore.common.comm"), _OF_RANKS | {"synchronize": "barrier"}),
-            *_named(("composer.utils.dist",), _OF_RANKS | _AS_TORCHS | {"get_global_rank": "get_rank"}),
-            ("composer.utils.dist.broadcast_object_list", "torch.distributed.broadcast_object_list"),
-        )
-    )
+    {
+        **{
+            f"transformers.{part}get_{shape}_schedule_with_warmup": "torch.optim.lr_scheduler.LambdaLR"
+            for part in ("", "optimization.")
+            for shape in _WARMUPS
+        },
+        **_named("mmengine.dist mmengine.dist.utils mmengine.dist.dist", _OF_RANKS | _AS_TORCHS),
+        **_named("detectron2.utils.comm fvcore.common.comm", _OF_RANKS | {"synchronize": "barrier"}),
+        **_named("composer.utils.dist", _OF_RANKS | _AS_TORCHS | {"get_global_rank": "get_rank"}),
+        "composer.utils.dist.broadcast_object_list": "torch.distributed.broadcast_object_list",
+    }
 )
 """Functions that do or make the same as one of torch from the same first arguments, by their full names."""
 

@@ -231,12 +231,6 @@ def _gives_key_by_own_test(machine: Machine, container: Value, key: Value) -> bo
     return bool(machine.loops) and (by_batch or any(loop.own for loop in machine.loops))
 
 
-def forget(machine: Machine, target: ast.expr) -> None:
-    """Make the value of a deleted target unknown."""
-    if isinstance(target, ast.Name):
-        machine.assign(scope_of(machine, target.id), target.id, derived(()))
-
-
 def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
     """Give a variable a value because a called function wrote into it."""
     while isinstance(node, (ast.Subscript, ast.Starred)):

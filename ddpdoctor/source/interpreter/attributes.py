@@ -280,9 +280,7 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
 
 def bound_to(function: Function, receiver: Value) -> Function:
     """Return a function as the method of an object."""
-    decorators = getattr(function.node, "decorator_list", ())
-    is_static = any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators)
-    if function.receiver is not None or is_static:
+    if function.receiver is not None or "staticmethod" in _decorators(function):
         return function
     return msgspec.structs.replace(function, receiver=receiver)
 
@@ -330,7 +328,10 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
         for module in machine.script.modules
         if name in module.words
         for node in module.index.of(ast.Attribute)
-    ) and not _declares(value.cls, name)
+    ) and not any(
+        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
+        for node in value.cls.node.body  # ``name: int``
+    )
 
 
 # Bases whose objects have no settings beside those that the project gives them.
@@ -352,14 +353,6 @@ def makers_of(machine: Machine, value: Value, name: str) -> int | None:
     if not isinstance(value, Instance) or not owns_attributes(machine, value.cls, name):
         return None
     return machine.store.makers(value.number, name)
-
-
-def _declares(cls: ProjectClass, name: str) -> bool:
-    """Return whether a class has a field of a name without a value: ``name: int``."""
-    return any(
-        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
-        for node in cls.node.body
-    )
 
 
 def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:

@@ -24,7 +24,6 @@ from ddpdoctor.source.interpreter.values import (
     FALSE,
     MEMBERS,
     OPAQUE,
-    ORDERINGS,
     OWN_LENGTH,
     RANKS,
     TRUE,
@@ -193,27 +192,9 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    if len(operands) == 2 and isinstance(operands[0], PerRank) and isinstance(operands[1], Const):
-        known = _numbers_compared(node.ops[0].__class__, operands[0], operands[1])
-        if known is not None:
-            return known
-    elif not any(isinstance(operand, PerRank) for operand in operands):
+    if not any(isinstance(operand, PerRank) for operand in operands):
         return compare(node.ops, operands)
     return by_rank(lambda *lanes: compare(node.ops, lanes), *map(of_four, operands))
-
-
-def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Value | None:
-    """Compare numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
-    function = ORDERINGS.get(kind)
-    number = right.value
-    if function is None or not isinstance(number, int):
-        return None
-    known: list[Value] = []
-    for entry in left.values:
-        if not isinstance(entry, Const) or not isinstance(entry.value, int):
-            return None
-        known.append(TRUE if function(entry.value, number) else FALSE)
-    return per_rank(known, left.guessed)
 
 
 def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr]) -> Value:

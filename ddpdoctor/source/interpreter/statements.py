@@ -8,7 +8,7 @@ from functools import partial
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps, ended_by
-from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, forget, known_items
+from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, known_items, scope_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
@@ -417,7 +417,8 @@ def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
 
 def _delete(machine: Machine, statement: ast.Delete) -> None:
     for target in statement.targets:
-        forget(machine, target)
+        if isinstance(target, ast.Name):
+            machine.assign(scope_of(machine, target.id), target.id, UNIFORM)
 
 
 def _assert(machine: Machine, statement: ast.Assert) -> None:

@@ -37,7 +37,7 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
     if not isinstance(receiver, ExternalObject) or receiver.name != ACCELERATOR:
         return None
     if name in {"prepare", "prepare_model", "prepare_data_loader"}:
-        names = _argument_names(node)
+        names = [ast.unparse(argument).rpartition(".")[2] for argument in getattr(node, "args", ())]
         options = _options_of_ddp(machine, receiver)
         prepared = [
             prepared_loader(machine, node, value, str(index))
@@ -51,12 +51,6 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
         inner = made.argument("module", 0) if made is not None and made.name == DDP else None
         return inner or derived(given.positional[:1])
     return None
-
-
-def _argument_names(node: ast.AST) -> list[str]:
-    if not isinstance(node, ast.Call):
-        return []
-    return [ast.unparse(argument).rpartition(".")[2] for argument in node.args]
 
 
 def _options_of_ddp(machine: Machine, accelerator: ExternalObject) -> Mapping[str, Value]:

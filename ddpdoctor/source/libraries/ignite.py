@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -12,7 +13,6 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Function,
     Partial,
-    Unknown,
     Value,
 )
 from ddpdoctor.source.libraries.rank_attributes import prepared_loader
@@ -37,11 +37,6 @@ def auto_loader(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return prepared_loader(machine, node, ExternalObject(number, DATA_LOADER), "auto")
 
 
-def auto_optimizer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return the optimizer: in a job of torch's own ranks it is what it was."""
-    return given.value("optimizer", 0) or Unknown()
-
-
 def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do ``Parallel.run(function, …)``, which calls the function with the local rank first; None for any other."""
     made = isinstance(receiver, ExternalObject) and receiver.name in PARALLEL
@@ -58,9 +53,10 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
     return machine.apply(machine, node, function, Arguments([exact_per_rank(LOCAL_RANK), *rest], given.named))
 
 
-CALLS = {
-    f"{place}.{name}": handler
-    for place in _PLACES[:2]
-    for name, handler in (("auto_model", auto_model), ("auto_dataloader", auto_loader), ("auto_optim", auto_optimizer))
+_AUTO: Mapping[str, Callable[[Machine, ast.AST, Arguments], Value]] = {
+    "auto_model": auto_model,
+    "auto_dataloader": auto_loader,
+    "auto_optim": lambda machine, node, given: given.value("optimizer", 0) or UNIFORM,  # Of torch's ranks as it was.
 }
+CALLS = {f"{place}.{name}": handler for place in _PLACES[:2] for name, handler in _AUTO.items()}
 """Functions by their full names."""

@@ -44,6 +44,8 @@ from ddpdoctor.source.vocabulary import text_hints_at_ranks
 _OPEN = "builtins.open"
 LOG_FILE = "logging.FileHandler"
 """It appends unless it is given another mode."""
+# What opens a file: the argument that is its path, which comes first, and the mode by default.
+_OPENERS = {_OPEN: ("file", "r"), LOG_FILE: ("filename", "a")}
 # The argument that is the path of a new file or directory.
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
@@ -112,12 +114,10 @@ def shown_path(source: str, path: Value) -> str:
 def writes(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks write from their beginning, in the order of execution."""
     for event in projection.in_course("save", "call"):
-        if event.name == _OPEN:
-            if _mode(event)[:1] in {"w", "x"}:
-                yield from _use(event, "file", 0)
-        elif event.name == LOG_FILE:
-            if _mode(event, "a")[:1] in {"w", "x"}:
-                yield from _use(event, "filename", 0)
+        if event.name in _OPENERS:
+            name, default = _OPENERS[event.name]
+            if _mode(event, default)[:1] in {"w", "x"}:
+                yield from _use(event, name, 0)
         elif event.name in _MAPPERS:
             if _mapped(event) == "w+":
                 yield from _use(event, "filename", 0)
@@ -193,9 +193,10 @@ def _use_of_receiver(event: Event) -> Iterator[FileUse]:
 def opened_to_write(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks make where they are missing: written from their beginning or added to."""
     yield from writes(projection)
-    for event in noted(projection, _OPEN, LOG_FILE):
-        if _mode(event, "a" if event.name == LOG_FILE else "r")[:1] == "a":
-            yield from _use(event, "filename" if event.name == LOG_FILE else "file", 0)
+    for event in noted(projection, *_OPENERS):
+        name, default = _OPENERS[event.name]
+        if _mode(event, default)[:1] == "a":
+            yield from _use(event, name, 0)
 
 
 def changed_path(event: Event) -> Value | None:

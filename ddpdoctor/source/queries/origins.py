@@ -184,8 +184,10 @@ def _bound_in(module: Module, body: ast.AST, name: str) -> list[Bound] | None:
             if not isinstance(one.context_expr, ast.Call) or not opens_text(module, one.context_expr):
                 return None
             found.append(("file", module, one.context_expr))
-        elif _is_unpacked(one, name):
-            return None
+        elif isinstance(one, ast.Assign):
+            unpacked = (target for target, _ in pairs_of(one) if isinstance(target, ast.Tuple))
+            if any(name in _names(target) for target in unpacked):
+                return None  # One of several that something is unpacked into which is not written out.
     return [*found, *_assigned(module, body, name)]
 
 
@@ -206,13 +208,6 @@ def _assigned(module: Module, body: ast.AST, name: str) -> list[Bound]:
         for target, value in (pairs_of(one) if isinstance(one, ast.Assign) else [(one.target, one.value)])
         if value is not None and ast.unparse(target) == name
     ]
-
-
-def _is_unpacked(one: ast.AST, name: str) -> bool:
-    """Return whether a name is one of several that something is unpacked into that is not written out."""
-    return isinstance(one, ast.Assign) and any(
-        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in pairs_of(one)
-    )
 
 
 def _item(module: Module, name: str, target: ast.expr, iterable: ast.expr) -> Bound | None:

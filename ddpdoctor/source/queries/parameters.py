@@ -251,12 +251,8 @@ def has_parameters(machine: Machine, value: Value) -> bool:
         if made is None or not made.complete:
             return False
         if value.name in {"torch.nn.Sequential", "torch.nn.ModuleList"}:
-            inner = [
-                part
-                for item in made.positional
-                for part in (item.values if isinstance(item, SequenceValue) else (item,))
-            ]
-            return bool(inner) and any(has_parameters(machine, part) for part in inner)
+            items = (item.values if isinstance(item, SequenceValue) else (item,) for item in made.positional)
+            return any(has_parameters(machine, part) for part in chain.from_iterable(items))
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
     if isinstance(value, Instance):
@@ -552,8 +548,8 @@ def _items(value: Value) -> tuple[Value, ...]:
 
 
 def _of_layer(made: Event) -> tuple[str, ...]:
-    switches = {name: constant(option) for name, option in made.named.items() if name in ("bias", "affine")}
-    switches |= {name: constant(made.named[name]) for name in ("elementwise_affine",) if name in made.named}
+    named = ("bias", "affine", "elementwise_affine")
+    switches = {name: constant(option) for name, option in made.named.items() if name in named}
     if any(not isinstance(switch, bool) for switch in switches.values()):
         raise _UnknownError
     if switches.get("affine") is False or switches.get("elementwise_affine") is False:

@@ -99,9 +99,8 @@ def _in_all_arms(event: Event, reached: dict[ast.AST, int]) -> bool:
 
     ``if rank == 0: train(loader, writer)``, and ``else: train(loader, None)``: each rank shows the bar in it.
     """
-    if event.in_parent or event.undecided or not event.guards or not (event.loops or event.name in _BARS):
-        return False
-    if any(guard.guessed for guard in event.guards):
+    certain = event.guards and not event.undecided and not any(guard.guessed for guard in event.guards)
+    if event.in_parent or not certain or not (event.loops or event.name in _BARS):
         return False
     reached[event.node] = reached.get(event.node, 0) | event.ranks
     return reached[event.node] == ALL_RANKS
@@ -271,14 +270,9 @@ def own_choices(projection: Projection) -> Iterator[tuple[Event, Placed | None]]
     """
     if not is_distributed(projection):
         return
-    reduced = {
-        number
-        for event in projection.in_course("collective")
-        if _reduces_metric(event)
-        for value in event.positional
-        for kind, number in tags_of(value)
-        if kind == "batch"
-    }
+    reducing = filter(_reduces_metric, projection.in_course("collective"))
+    tags = (tag for event in reducing for value in event.positional for tag in tags_of(value))
+    reduced = {number for kind, number in tags if kind == "batch"}
     seen: set[ast.AST] = set()
     for event in projection.in_course("save"):
         if event.node in seen or event.ranks not in FIRST_RANKS or event.in_parent:

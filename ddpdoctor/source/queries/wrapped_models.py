@@ -10,7 +10,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of, parameters_of
+from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from, origins_of, parameters_of
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
@@ -129,9 +129,7 @@ def averages_by_hand(script: Script) -> bool:
     if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, by_call)):
         return False
     for module in script.modules:
-        if "_averages" not in module.__dict__:
-            module.__dict__["_averages"] = frozenset(_averages(module))
-        for function in module.__dict__["_averages"]:
+        for function in _averages(module):
             name = function.name if function is not None else ""
             if name in _FOLLOWED and function in whole_projection(script).machine.visited:
                 return True
@@ -140,6 +138,7 @@ def averages_by_hand(script: Script) -> bool:
     return False
 
 
+@all_once
 def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
     """Yield the functions that average gradients; None for what runs with the module."""
     for name, calls in module.calls_by_name.items():

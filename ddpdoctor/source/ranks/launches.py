@@ -63,17 +63,14 @@ def start_process(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return Unknown()
 
 
-def start_method(machine: Machine, node: ast.AST, process: Instance) -> Value:
-    """Start an object of a class derived from that of processes: its method ``run`` is what the rank does."""
+def start_method(machine: Machine, node: ast.AST, process: Instance) -> Value | None:
+    """Start an object of a class derived from that of processes, whose method ``run`` is the rank's; None of others."""
+    if PROCESSES.isdisjoint(base_names(machine, process.cls)):
+        return None
     run = class_attribute(machine, process.cls, "run")
     if machine.spawns and machine.in_parent and isinstance(run, Function):
         _run_ranks(machine, node, bound_to(run, process), SequenceValue(()), with_index=False)
     return NONE
-
-
-def is_process(machine: Machine, value: Value) -> bool:
-    """Return whether something is an object of a project class that derives from that of processes."""
-    return isinstance(value, Instance) and not PROCESSES.isdisjoint(base_names(machine, value.cls))
 
 
 def _counters(module: Module, call: ast.AST) -> Iterator[int]:

@@ -35,19 +35,14 @@ def acts(module: Module) -> bool:
     """Return whether a file does something when it is run: below a test of ``__name__``, or by calls at top level."""
     body = module.tree.body
     called = not _is_only_imported(module) and any(map(_statement_acts, body))
-    return called or any(map(_tests_how_it_is_run, body))
+    tests = (node for statement in body if isinstance(statement, ast.If) for node in descend(statement.test))
+    return called or any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests)
 
 
 def _is_only_imported(module: Module) -> bool:
     """Return whether a file with no test of how it is run is part of a package: run by itself, it could not import."""
     relative = any(isinstance(statement, ast.ImportFrom) and statement.level for statement in module.tree.body)
     return relative or module.path.name == "__init__.py"
-
-
-def _tests_how_it_is_run(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in descend(statement.test)
-    )
 
 
 def _statement_acts(statement: ast.stmt) -> bool:

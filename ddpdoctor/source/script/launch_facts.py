@@ -55,11 +55,9 @@ def rank_launch(modules: Sequence[Module]) -> Location | None:
 
 def cuda_demand(modules: Sequence[Module]) -> Location | None:
     """Return the first place that needs CUDA or NCCL and is not under a condition that tests whether they are there."""
-    for module in modules:
-        for node in module.index.of(ast.Call):
-            if _demands_cuda(module, node) and not tests_for_gpu(module, node):
-                return module.location(node)
-    return None
+    calls = ((module, call) for module in modules for call in module.index.of(ast.Call))
+    found = (one for one in calls if _demands_cuda(*one) and not tests_for_gpu(*one))
+    return next((module.location(call) for module, call in found), None)
 
 
 def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES) -> bool:

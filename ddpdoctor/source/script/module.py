@@ -66,6 +66,7 @@ class NodeIndex:
         """For the position of every function and class that of the one around it; -1 for none."""
         self._places: Mapping[type[ast.AST], Sequence[int]] = dict(places)
         self._parents = parents
+        self._by_class: dict[type[ast.AST], list[ast.AST]] = {}
 
     def places(self, *kinds: type[ast.AST]) -> Sequence[int]:
         """Return the positions in ``nodes`` of the nodes of some classes, in order."""
@@ -87,10 +88,6 @@ class NodeIndex:
             return nodes
         start, end = _start(around), _end(around)
         return [node for node in nodes if start <= _start(node) and _end(node) <= end]
-
-    @cached_property
-    def _by_class(self) -> dict[type[ast.AST], list[ast.AST]]:
-        return {}
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
@@ -534,13 +531,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def segment(self, node: ast.AST) -> str:
         """Return the text of a node as it stands in the file; empty when the node has no end."""
-        first, last = getattr(node, "lineno", 0) - 1, (getattr(node, "end_lineno", None) or 0) - 1
-        if first < 0 or last < 0:
-            return ""
-        lines = [line.encode() for line in self.lines[first : last + 1]]
-        lines[-1] = lines[-1][: getattr(node, "end_col_offset", None)]
-        lines[0] = lines[0][getattr(node, "col_offset", 0) :]
-        return b"\n".join(lines).decode("utf-8", "replace")
+        return ast.get_source_segment("\n".join(self.lines), node) or ""
 
     def excerpt(self, node: ast.AST, longest: int = 80) -> str:
         """Return the source of a node on one line, shortened."""

@@ -53,7 +53,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE, as_part, is_rank, ranged, strided
-from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
+from ddpdoctor.source.ranks.launches import run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
     FILE_QUERIES,
@@ -239,8 +239,10 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
         known = _known_method(machine, node, function, given)
         if known is not None:
             return known
-    if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
-        return start_method(machine, node, receiver)
+    if name == "start" and isinstance(receiver, Instance):
+        started = start_method(machine, node, receiver)
+        if started is not None:
+            return started
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         with_receiver = Arguments([OPAQUE, *given.positional], given.named, given.complete)
