@@ -130,6 +130,8 @@ _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "buil
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 _OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
+# Classes whose methods are in a file that is read where a script has them.
+_WRAPPING = (ACCELERATOR, *FABRICS, "ignite.")
 # Methods with an effect of their own, whatever has them.
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
@@ -161,12 +163,15 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
-    if name.startswith(("ignite.", "logging.")):  # Their files are read where a script has them.
-        from ddpdoctor.source.libraries import ignite, python_logging
+    if name == "logging.getLogger":  # Its file is read where a script has it, as that of the other libraries is.
+        from ddpdoctor.source.libraries.python_logging import get_logger
 
-        special = {**ignite.CALLS, "logging.getLogger": python_logging.get_logger}.get(name)
-        if special is not None:
-            return special
+        return get_logger
+    if name.startswith("ignite."):
+        from ddpdoctor.source.libraries import wrapping
+
+        if name in wrapping.CALLS:
+            return wrapping.CALLS[name]
     if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
         return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:
@@ -195,17 +200,12 @@ def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def _served_by_library(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a library's object, and return its result; None for one like any other."""
-    made_by = receiver.name if isinstance(receiver, ExternalObject) else ""
-    if made_by == ACCELERATOR:
-        from ddpdoctor.source.libraries.accelerate import method
-    elif made_by in FABRICS:
-        from ddpdoctor.source.libraries.fabric import method
-    elif made_by.startswith("ignite."):
-        from ddpdoctor.source.libraries.ignite import method
-    else:
-        served = lightning.method(machine, node, receiver, name, given)
-        return sharding.method(machine, node, receiver, name, given) if served is None else served
-    return method(machine, node, receiver, name, given)
+    if isinstance(receiver, ExternalObject) and receiver.name.startswith(_WRAPPING):
+        from ddpdoctor.source.libraries import wrapping
+
+        return wrapping.method(machine, node, receiver, name, given)
+    served = lightning.method(machine, node, receiver, name, given)
+    return sharding.method(machine, node, receiver, name, given) if served is None else served
 
 
 def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value:
