@@ -109,16 +109,10 @@ def whole_projection(script: Script) -> Projection:
 @once
 def project(script: Script) -> Projection:
     """Walk a script; the result is kept with the script. Never raises for what a script contains."""
-    machine = Machine(
-        script,
-        spawns=script.spawns_ranks is not None,
-        evaluate=evaluate,
-        execute=execute,
-        apply=apply,
-        call_function=call_function,
-        own_test=own_test,
-        mark_decided=mark_decided,
-    )
+    machine = Machine(script)
+    for function in (evaluate, execute, apply, call_function, own_test):
+        setattr(machine, function.__name__, partial(function, machine))
+    machine.mark_decided = mark_decided
     walks: list[Walk] = []
     try:
         with deep_recursion():

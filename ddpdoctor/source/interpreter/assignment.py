@@ -142,7 +142,7 @@ def item_at(value: Value, key: object) -> Value:
 
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
-    owner = machine.evaluate(machine, target.value)
+    owner = machine.evaluate(target.value)
     scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
     if isinstance(owner, ProjectClass):
         scope = owner.scope
@@ -167,8 +167,8 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
 
 
 def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
-    container = machine.evaluate(machine, target.value)
-    index = machine.evaluate(machine, target.slice)
+    container = machine.evaluate(target.value)
+    index = machine.evaluate(target.slice)
     note_item(machine, target, container, index, value)
     if ("agreed", 0) in tags_of(value):
         # Containers have no identity: another name of this one still shows what it held before.

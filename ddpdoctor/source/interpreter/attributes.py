@@ -121,7 +121,7 @@ def text_of(machine: Machine, value: Value) -> Value:
         for name in ("__str__", "__repr__"):
             method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
             if isinstance(method, Function):
-                return machine.call_function(machine, method.node, bound_to(method, value))
+                return machine.call_function(method.node, bound_to(method, value))
         return derived(machine.store.held(value.number))
     if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):
         return derived([text_of(machine, option) for option in value.options])
@@ -271,10 +271,10 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
     method = class_attribute(machine, value.cls, "__iter__") if isinstance(value, Instance) else None
     if not isinstance(method, Function):
         return value
-    items = machine.call_function(machine, node, bound_to(method, value))
+    items = machine.call_function(node, bound_to(method, value))
     following = class_attribute(machine, items.cls, "__next__") if isinstance(items, Instance) else None
     if isinstance(following, Function):
-        return SequenceValue((machine.call_function(machine, node, bound_to(following, items)),), open=True)
+        return SequenceValue((machine.call_function(node, bound_to(following, items)),), open=True)
     return items if isinstance(items, (SequenceValue, ExternalObject)) or tags_of(items) else value
 
 
@@ -309,7 +309,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if isinstance(found, Function):
         decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:
-            return machine.call_function(machine, found.node, bound_to(found, value))
+            return machine.call_function(found.node, bound_to(found, value))
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found

@@ -84,7 +84,7 @@ _NAMED_TUPLE = "typing.NamedTuple"
 
 def call(machine: Machine, node: ast.Call) -> Value:
     """Evaluate a call expression with all its effects."""
-    function = machine.evaluate(machine, node.func)
+    function = machine.evaluate(node.func)
     given = arguments_of(machine, node)
     note_absent(machine, node.func, function)
     if isinstance(function, External) and function.name in _GO_OVER and given.positional:
@@ -110,7 +110,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
             positional.append(Const(argument.value))
             continue
         given = argument.value if isinstance(argument, ast.Starred) else argument
-        value = evaluate(machine, given)
+        value = evaluate(given)
         if given is argument and complete:
             positional.append(value)
         elif isinstance(value, SequenceValue) and not value.open and complete:
@@ -120,7 +120,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
             named[OF_UNKNOWN_PLACES] = derived((value, named.get(OF_UNKNOWN_PLACES, NONE)))
     for keyword in node.keywords:
         given = keyword.value
-        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
+        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(given)
         if keyword.arg is not None:
             named[keyword.arg] = value
         elif (settings := settings_of(value)) is not None:
@@ -450,9 +450,9 @@ def _passed_over(
 def _run_body(machine: Machine, function: Function) -> None:
     frame = machine.frame
     if isinstance(function.node, ast.Lambda):
-        frame.results.append((machine.mask, machine.evaluate(machine, function.node.body)))
+        frame.results.append((machine.mask, machine.evaluate(function.node.body)))
         return
-    machine.execute(machine, function.node.body)
+    machine.execute(function.node.body)
     if machine.mask and frame.results:
         frame.results.append((machine.mask, NONE))
 
@@ -469,7 +469,7 @@ def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> Non
     machine.outer_scopes[scope] = outer.scopes
     machine.frames.append(frame)
     try:
-        machine.execute(machine, statement.body)
+        machine.execute(statement.body)
     finally:
         machine.frames.pop()
 
@@ -479,7 +479,7 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
     last = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
         return value
-    applied = machine.evaluate(machine, decorator)
+    applied = machine.evaluate(decorator)
     if isinstance(value, Function):
         if applied == NO_GRADIENTS:
             return msgspec.structs.replace(value, gradients=False)

@@ -56,9 +56,9 @@ def run_module(machine: Machine, module: Module) -> None:
             if statement.__class__ in _SHALLOW or (
                 isinstance(statement, ast.FunctionDef) and not statement.decorator_list
             ):
-                machine.execute(machine, (statement,))
+                machine.execute((statement,))
                 continue
-            run = partial(machine.execute, machine, (statement,))
+            run = partial(machine.execute, (statement,))
             inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
             for rank, items in enumerate(inner):
                 machine.sinks[rank].extend(items)

@@ -122,7 +122,7 @@ def _is_left_early(body: Sequence[ast.stmt]) -> bool:
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    value = machine.evaluate(machine, node)
+    value = machine.evaluate(node)
     if isinstance(value, DictValue) and value.entries:
         return SequenceValue(tuple(Const(key) for key, _ in value.entries))
     return items_of(machine, node, value)
@@ -168,7 +168,7 @@ def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.Gener
     turns = _turns_of(machine, node.generators, node.elt)
     if turns:
         return SequenceValue(tuple(_each_turn(machine, node.generators[0], turns, node.elt)))
-    value = _in_generators(machine, node.generators, lambda: machine.evaluate(machine, node.elt))
+    value = _in_generators(machine, node.generators, lambda: machine.evaluate(node.elt))
     return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
 
@@ -186,8 +186,8 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
         return DictValue(tuple(entries.items())) if known else derived(entries.values())
 
     def pair() -> Value:
-        key = machine.evaluate(machine, node.key)
-        return with_keys(machine.evaluate(machine, node.value), key)
+        key = machine.evaluate(node.key)
+        return with_keys(machine.evaluate(node.value), key)
 
     return derived((_in_generators(machine, node.generators, pair),))
 
@@ -197,7 +197,7 @@ def _turns_of(machine: Machine, generators: list[ast.comprehension], result: ast
     generator, *others = generators
     if others or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
         return ()
-    turns = known_items(machine.evaluate(machine, generator.iter))
+    turns = known_items(machine.evaluate(generator.iter))
     calls = (inner for inner in descend(result) if isinstance(inner, ast.Call))
     few = len(turns) <= MAXIMUM_PHASES or all(last_name(call.func) in _READING for call in calls)
     return turns if few and all(isinstance(item, Const) for item in turns) else ()
@@ -210,7 +210,7 @@ def _each_turn(
     for number, item in enumerate(turns):
         machine.phases.append(number)
         try:
-            yield _in_generators(machine, [generator], lambda: machine.evaluate(machine, result), item)
+            yield _in_generators(machine, [generator], lambda: machine.evaluate(result), item)
         finally:
             machine.phases.pop()
 
@@ -234,7 +234,7 @@ def _in_generators(
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
-                own.append(own_test(machine, condition, machine.evaluate(machine, condition)))
+                own.append(own_test(machine, condition, machine.evaluate(condition)))
         found.append(tagged(result(), frozenset({OWN_ROWS})) if any(own) else result())
 
     machine.add_loop(machine.collect(turn), [None if one is None else 1] * len(RANKS), generators[0].iter)

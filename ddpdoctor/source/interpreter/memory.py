@@ -82,16 +82,16 @@ def _sets(body: Sequence[ast.stmt], test: ast.expr) -> bool:
 class Memory:
     """Variables, objects and events, as the ranks that run the present statement find and leave them."""
 
-    def __init__(self, script: Script, spawns: bool) -> None:
+    def __init__(self, script: Script) -> None:
         self.script = script
         self.keeps_workers = any("persistent_workers" in module.text for module in script.modules)
         """Loaders may keep their workers, and these what they have of a data set: what is set on it is noted."""
-        self.spawns = spawns
+        self.spawns = script.spawns_ranks is not None
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
         self.phases: list[int] = []
         """Of the loops around the present code that are walked a turn after the other: the number of the turn."""
-        self.in_parent = spawns
+        self.in_parent = self.spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()
         for generator in range(3):

@@ -347,7 +347,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     value = evaluate(machine, item.context_expr)
     enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
     if enter is not None:
-        entered = machine.apply(machine, item.context_expr, enter)
+        entered = machine.apply(item.context_expr, enter)
     else:
         entered = derived((value,)) if isinstance(value, (BoundMethod, External)) else value
     if item.optional_vars is not None:
@@ -369,7 +369,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     else:
 
         def last() -> None:
-            machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3))
+            machine.apply(item.context_expr, leave, Arguments((NONE,) * 3))
 
         _finally(machine, body, last)
 

@@ -264,7 +264,7 @@ def _run_hooks(machine: Machine, node: ast.AST, trainer: ExternalObject, name: s
             if isinstance(found, Function):
                 before: list[Value] = [] if instance is module else [trainer, module]
                 passed = Arguments([*before, *arguments], complete=False)
-                machine.apply(machine, node, bound_to(found, instance), passed)
+                machine.apply(node, bound_to(found, instance), passed)
 
 
 def _ask_for_data(
@@ -281,7 +281,7 @@ def _ask_for_data(
             if not isinstance(found, Function) or (hook == "setup" and instance == module):
                 continue
             arguments: list[Value] = [UNIFORM] if hook == "setup" else []
-            made = machine.apply(machine, node, bound_to(found, instance), Arguments(arguments, complete=False))
+            made = machine.apply(node, bound_to(found, instance), Arguments(arguments, complete=False))
             if divides:
                 machine.prepared.update(one.number for one in options_of(made) if isinstance(one, ExternalObject))
 
@@ -296,7 +296,7 @@ def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
         return
     machine.mask = present & 1
     try:
-        machine.apply(machine, node, bound_to(found, instance), OPEN_ARGUMENTS)
+        machine.apply(node, bound_to(found, instance), OPEN_ARGUMENTS)
     finally:
         machine.mask = present & ~machine.gone
 

@@ -232,7 +232,7 @@ def clip_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     clipped = node.args[0] if isinstance(node, ast.Call) and node.args else None
     method = clipped.func if isinstance(clipped, ast.Call) else None
     if isinstance(method, ast.Attribute) and method.attr == "parameters" and isinstance(method.value, _PLAIN):
-        owner = machine.evaluate(machine, method.value)
+        owner = machine.evaluate(method.value)
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None

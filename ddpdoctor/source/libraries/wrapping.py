@@ -132,7 +132,7 @@ def _of_fabric(machine: Machine, node: ast.AST, receiver: ExternalObject, name: 
         function = given.value("function", 0) or NONE
         options = {key: value for key, value in given.named.items() if key != "function"}
         arguments = Arguments([receiver, *given.positional[1:]], options)
-        return NONE if function == NONE else machine.apply(machine, node, function, arguments)
+        return NONE if function == NONE else machine.apply(node, function, arguments)
     if name == "setup_dataloaders":
         divides = constant(given.named.get("use_distributed_sampler", Const(True))) is not False
         loaders = enumerate(given.positional)
@@ -196,7 +196,7 @@ def _of_parallel(
         return None
     machine.emit("collective", "init_process_group", node, in_tree=True)
     function, *rest = given.positional
-    return machine.apply(machine, node, function, Arguments([exact_per_rank(LOCAL_RANK), *rest], given.named))
+    return machine.apply(node, function, Arguments([exact_per_rank(LOCAL_RANK), *rest], given.named))
 
 
 _AUTO: Mapping[str, Callable[[Machine, ast.AST, Arguments], Value]] = {

@@ -348,13 +348,12 @@ def _is_rank_test(module: Module, test: ast.AST) -> bool:
     if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)) or _asks_a_list_of_some_ranks(module, test):
         return True
     names = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute))}
+    assigned = module.index.within(module.body_around(test), ast.Assign)
+    conditions = [one for one in assigned if isinstance(one.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))]
     return any(
-        isinstance(node.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
-        and any(
-            isinstance(target, (ast.Name, ast.Attribute)) and ast.unparse(target) in names for target in node.targets
-        )
-        and text_hints_at_ranks(module.excerpt(node.value, LONGEST_CONDITION))
-        for node in module.index.within(module.body_around(test), ast.Assign)
+        ast.unparse(target) in names and text_hints_at_ranks(module.excerpt(one.value, LONGEST_CONDITION))
+        for one in conditions
+        for target in one.targets
     )
 
 
@@ -363,18 +362,11 @@ def _asks_a_list_of_some_ranks(module: Module, test: ast.AST) -> bool:
     if not module.calls_by_name.get("append"):
         return False
     asked = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))}
-    filled = [
-        call
-        for call in module.calls_by_name["append"]
-        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in asked
-    ]
-    return bool(filled) and all(_is_behind_rank_test(module, call) for call in filled)
-
-
-def _is_behind_rank_test(module: Module, node: ast.AST) -> bool:
-    return any(
-        isinstance(around, ast.If) and text_hints_at_ranks(module.excerpt(around.test, LONGEST_CONDITION))
-        for around in module.ancestors(node)
+    methods = (call.func for call in module.calls_by_name["append"])
+    filling = [one for one in methods if isinstance(one, ast.Attribute) and ast.unparse(one.value) in asked]
+    tests = [[up.test for up in module.ancestors(one) if isinstance(up, ast.If)] for one in filling]
+    return bool(tests) and all(
+        any(text_hints_at_ranks(module.excerpt(one, LONGEST_CONDITION)) for one in around) for around in tests
     )
 
 

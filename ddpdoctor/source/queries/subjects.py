@@ -18,7 +18,7 @@ from ddpdoctor.source.interpreter.values import ExternalObject, Unknown, Value, 
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module, argument_of, last_name, once, once_each
+from ddpdoctor.source.script.module import Module, all_once, argument_of, last_name, once_each
 from ddpdoctor.source.script.script import Script, says
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
@@ -92,13 +92,9 @@ _FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
 }
 
 
-@once
-def gaps(projection: Projection) -> tuple[Gap, ...]:
-    """Return what of a script was not understood, each cause once; kept with the projection."""
-    return tuple(dict.fromkeys(_gaps(projection)))
-
-
-def _gaps(projection: Projection) -> Iterator[Gap]:
+@all_once
+def gaps(projection: Projection) -> Iterator[Gap]:
+    """Yield what of a script was not understood."""
     yield from _frameworks(projection)
     if not is_distributed(projection):
         return

@@ -147,7 +147,7 @@ def _number(machine: Machine, node: ast.AST, known: dict[str, int], rank: int, s
 def _held(machine: Machine, node: ast.expr, rank: int, size: int) -> int:
     value = machine.held(node)
     if value == NONE:
-        value = machine.evaluate(machine, node)
+        value = machine.evaluate(node)
     if {kind for kind, _ in tags_of(value)} == {"world-size"}:
         return size
     number = constant(on_rank(value, rank))

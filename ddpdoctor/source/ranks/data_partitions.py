@@ -71,7 +71,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     """Return ``data[lower:upper:step]``, marked as a part where the rank cuts it."""
     evaluate = machine.evaluate
     lower, upper, step = (
-        None if limit is None else evaluate(machine, limit) for limit in (limits.lower, limits.upper, limits.step)
+        None if limit is None else evaluate(limit) for limit in (limits.lower, limits.upper, limits.step)
     )
     bounds = [limit for limit in (lower, upper, step) if limit is not None]
     result = derived([container, *bounds], frozenset({SHARE}) if any(map(is_rank, bounds)) else frozenset())
@@ -276,7 +276,7 @@ def _is_length(module: Module, node: ast.expr) -> bool:
 def _length_is_cut(machine: Machine, node: ast.expr) -> bool:
     value = node if isinstance(node, ast.Call) else _assigned(machine.frame.module, node)
     measured = value.args[0] if isinstance(value, ast.Call) and value.args else None
-    return isinstance(measured, (ast.Name, ast.Attribute)) and CUT in tags_of(machine.evaluate(machine, measured))
+    return isinstance(measured, (ast.Name, ast.Attribute)) and CUT in tags_of(machine.evaluate(measured))
 
 
 def _assigned(module: Module, node: ast.expr) -> ast.expr | None:

@@ -104,7 +104,7 @@ def run_callback(machine: Machine, node: ast.AST, given: Arguments, *, of_comman
     if of_command_line and isinstance(function, Function) and not isinstance(function.node, ast.Lambda):
         options = {name: UNIFORM for name in parameters_of(function.node) if not _OF_A_PROCESS.search(name)}
     if isinstance(function, (Function, Partial, OneOf)):
-        return machine.apply(machine, node, function, Arguments(named=options, complete=False))
+        return machine.apply(node, function, Arguments(named=options, complete=False))
     return OPAQUE
 
 
@@ -126,7 +126,7 @@ def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> 
     known = isinstance(arguments, SequenceValue) and not arguments.open
     kept = machine.gone, machine.raised, machine.mask
     passed = Arguments(list(parts_of(arguments)) if known else (), complete=known)
-    machine.call_function(machine, node, called, passed)
+    machine.call_function(node, called, passed)
     machine.gone, machine.raised, machine.mask = kept
     return True
 
@@ -168,7 +168,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
     try:
-        machine.apply(machine, node, target, Arguments(positional, complete=known))
+        machine.apply(node, target, Arguments(positional, complete=known))
     finally:
         machine.in_parent, machine.loops = parent, loops
         machine.gone, machine.raised, machine.mask = gone, raised, mask

@@ -246,7 +246,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         with_receiver = Arguments([OPAQUE, *given.positional], given.named, given.complete)
-        return machine.call_function(machine, node, promised, with_receiver)
+        return machine.call_function(node, promised, with_receiver)
     return _plain_method(machine, node, function, given.values)
 
 
@@ -307,7 +307,7 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
             made = machine.object(receiver)
             inside = made.argument("module", 0) if made is not None and made.kind == "wrap" else receiver
             for part in list(parts_of_module(machine, inside or receiver, registered=True))[:MOST_PARTS]:
-                machine.apply(machine, node, given.positional[0], Arguments((part,)))
+                machine.apply(node, given.positional[0], Arguments((part,)))
         note_device(machine, node, name, given, receiver)
         return receiver
     if name in {"cuda", "to"}:
@@ -321,7 +321,7 @@ def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
     if isinstance(found, Function):
         made = ExternalObject(machine.object_number((node, ACCELERATOR)), ACCELERATOR)
         machine.assign(trainer.number, "accelerator", made)
-        machine.apply(machine, node, bound_to(found, trainer))
+        machine.apply(node, bound_to(found, trainer))
 
 
 def _gathers(machine: Machine, metric: ExternalObject) -> bool:
@@ -405,7 +405,7 @@ def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
-                return machine.call_function(machine, node, bound_to(method, receiver), given)
+                return machine.call_function(node, bound_to(method, receiver), given)
     values = given.values
     if name == "__init__" and values and isinstance(receiver, Instance):
         machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(values)))
@@ -523,7 +523,7 @@ def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not isinstance(model, (Function, Instance, ExternalObject)):
         return derived(given.values)
     window = given.value("inputs", 0) or UNIFORM
-    return derived([machine.apply(machine, node, model, Arguments((window,))), window])
+    return derived([machine.apply(node, model, Arguments((window,))), window])
 
 
 def _no_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -557,7 +557,7 @@ def _field(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the default of a field of a dataclass, made by its factory where it has one."""
     factory = given.named.get("default_factory")
     if isinstance(factory, (Function, ProjectClass, External)):
-        return machine.apply(machine, node, factory)
+        return machine.apply(node, factory)
     return given.named.get("default", UNIFORM)
 
 

@@ -278,7 +278,7 @@ def make_loader(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         for own in (one for one in options_of(given.value(name, position) or NONE) if isinstance(one, Instance)):
             method = class_attribute(machine, own.cls, "__iter__")
             if isinstance(method, Function) and method.node not in machine.visited:  # Its order, as the loader asks.
-                machine.call_function(machine, node, bound_to(method, own))
+                machine.call_function(node, bound_to(method, own))
     return ExternalObject(number, DATA_LOADER)
 
 
@@ -508,7 +508,7 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
     if positional and isinstance(positional[0], Instance) and last == "next":
         following = class_attribute(machine, positional[0].cls, "__next__")
         if isinstance(following, Function):
-            return machine.call_function(machine, node, bound_to(following, positional[0]))
+            return machine.call_function(node, bound_to(following, positional[0]))
     elif len(positional) == 1 and isinstance(positional[0], Instance):
         items = items_of(machine, node, positional[0])
         if isinstance(items, SequenceValue) and last != "enumerate":
