@@ -64,13 +64,6 @@ def scope_of(machine: Machine, name: str) -> int:
     return frame.scope
 
 
-def scope_that_holds(machine: Machine, name: str) -> int:
-    """Return the scope of the variable that a name stands for here."""
-    frame = machine.frames[-1]
-    scopes = (*frame.scopes, machine.scope_modules[frame.module.name])
-    return next((scope for scope in scopes if machine.store.get(scope, name) is not None), frame.scope)
-
-
 def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
     """Assign a value to a name, an attribute, an item, or several of them."""
     if target.__class__ is ast.Name:
@@ -154,7 +147,7 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
         # Settings of which nothing is known but what ranks set of them, each in its own way.
         owners = [made := ExternalObject(machine.object_number(target), "")]
         machine.store.outside.add(made.number)
-        machine.store.write((scope_that_holds(machine, target.value.id), target.value.id), made)
+        machine.store.write((machine.scope_that_holds(target.value.id), target.value.id), made)
     if target.attr == "print":
         machine.note("call", PRINT_REPLACED, target, Arguments((value,)))
     if target.attr == "requires_grad" and not owners:
@@ -185,7 +178,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         changed = DictValue(tuple(entries.items()))
         if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
             # A registry, which is often filled by a decorator, far from where its name belongs.
-            machine.assign(scope_that_holds(machine, target.value.id), target.value.id, changed)
+            machine.assign(machine.scope_that_holds(target.value.id), target.value.id, changed)
         else:
             assign_to(machine, target.value, changed)
     elif isinstance(container, OneOf) and key is not ... and {type(one) for one in container.options} == {DictValue}:
@@ -286,7 +279,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
 
 def _cell_of(machine: Machine, node: ast.expr) -> Cell:
     owner = machine.held(node.value) if isinstance(node, ast.Attribute) else NONE
-    number = owner.number if isinstance(owner, Instance) else scope_that_holds(machine, last_name(node))
+    number = owner.number if isinstance(owner, Instance) else machine.scope_that_holds(last_name(node))
     return number, last_name(node)
 
 

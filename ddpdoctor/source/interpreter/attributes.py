@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, reduce
+from itertools import chain
 
 import msgspec
 
@@ -249,21 +250,13 @@ def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:
 
 def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | None:
     """Return what a class or its project bases define under a name."""
-    found = machine.store.get(cls.scope, name)
-    if found is not None:
-        return _owned(found, cls)
-    for base in bases_of(machine, cls):
-        if isinstance(base, ProjectClass):
-            found = machine.store.get(base.scope, name)
-            if found is not None:
-                return _owned(found, base)
+    for owner in chain((cls,), bases_of(machine, cls)):
+        found = machine.store.get(owner.scope, name) if isinstance(owner, ProjectClass) else None
+        if isinstance(found, Function) and found.owner is None and isinstance(owner, ProjectClass):
+            return msgspec.structs.replace(found, receiver=None, owner=owner)
+        if found is not None:
+            return found
     return None
-
-
-def _owned(value: Value, cls: ProjectClass) -> Value:
-    if isinstance(value, Function) and value.owner is None:
-        return msgspec.structs.replace(value, receiver=None, owner=cls)
-    return value
 
 
 def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
@@ -286,8 +279,7 @@ def bound_to(function: Function, receiver: Value) -> Function:
 
 
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
-    scope = machine.scope_modules.get(value.name)
-    found = machine.store.get(scope, name) if scope is not None else None
+    found = machine.store.get(machine.scope_modules.get(value.name, -1), name)
     if found is not None:
         return found
     inner = f"{value.name}.{name}"

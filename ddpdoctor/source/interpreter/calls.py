@@ -330,11 +330,8 @@ def call_function(
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
     entry = machine.mask
-    signature = machine.signatures.get(function.node)
-    if signature is None:
-        signature = machine.signatures[function.node] = signature_of(function.node)
     values = given.positional if function.receiver is None else [function.receiver, *given.positional]
-    for name, value in bound(signature, values, given).items():
+    for name, value in bound(signature_of(function.node), values, given).items():
         machine.store.set(frame.scope, name, value)
     emitted, oldest = machine.emitted, machine.store.oldest_written
     machine.store.oldest_written = NEVER

@@ -12,7 +12,6 @@ from ddpdoctor.source.interpreter.assignment import (
     one_of_callables,
     overwrite,
     scope_of,
-    scope_that_holds,
 )
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
@@ -109,7 +108,7 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
     if name in machine.store.partly:
-        note_unassigned(machine, node, scope_that_holds(machine, name), name)
+        note_unassigned(machine, node, machine.scope_that_holds(name), name)
     if isinstance(value, PerRank) and machine.mask != ALL_RANKS:
         filled = as_filled(value, machine.mask)
         each_node = filled is value and machine.mask in _ONE_OF_EACH_NODE

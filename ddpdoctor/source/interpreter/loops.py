@@ -36,7 +36,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.rank_local_values import own_test, with_keys
-from ddpdoctor.source.script.module import deep_recursion, descend, last_name
+from ddpdoctor.source.script.module import deep_recursion, descend, descend_outside, last_name
 
 MAXIMUM_PHASES = 4
 # Functions that make no object.
@@ -110,14 +110,8 @@ def _own_lanes(iterable: PerRank) -> list[tuple[Value, ...]]:
 
 def _is_left_early(body: Sequence[ast.stmt]) -> bool:
     """Return whether a ``break`` ends the loop around some statements."""
-    waiting: list[ast.AST] = list(body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Break):
-            return True
-        if not isinstance(node, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef)):
-            waiting.extend(ast.iter_child_nodes(node))
-    return False
+    closed = {ast.For, ast.While, ast.AsyncFor, ast.FunctionDef}
+    return any(isinstance(node, ast.Break) for node in descend_outside(ast.Module(list(body), []), closed))
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:

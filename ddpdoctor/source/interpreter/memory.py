@@ -23,7 +23,7 @@ from ddpdoctor.source.events import (
     shape_of,
     wider,
 )
-from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, Cell, LoopFrame, Origins, Signature, Store
+from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, Cell, LoopFrame, Origins, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BUILTINS,
@@ -174,7 +174,6 @@ class Memory:
         """Calls of what was not read, of the project or of a library of which nothing is known, with their modules."""
         self.handed: dict[ast.AST, tuple[Value, ...]] = {}
         """What these calls are given, when they are last come to."""
-        self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
         self.changing: dict[tuple[ast.AST, Origins], dict[tuple[bool, int, str], Value]] = {}
@@ -242,10 +241,14 @@ class Memory:
         if isinstance(node, ast.Attribute):
             owner = self.held(node.value)
             return (self.store.get(owner.number, node.attr) if isinstance(owner, Instance) else None) or NONE
-        frame, name = self.frames[-1], getattr(node, "id", "")
+        name = getattr(node, "id", "")
+        return self.store.get(self.scope_that_holds(name), name) or NONE
+
+    def scope_that_holds(self, name: str) -> int:
+        """Return the scope of the variable that a name stands for here."""
+        frame = self.frames[-1]
         scopes = (*frame.scopes, self.scope_modules.get(frame.module.name, -1))
-        found = (self.store.get(scope, name) for scope in scopes)
-        return next((value for value in found if value is not None), NONE)
+        return next((scope for scope in scopes if self.store.get(scope, name) is not None), frame.scope)
 
     def is_parallel(self, value: Value) -> bool:
         """Return whether a value is a model whose ranks each work on data of their own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 from ddpdoctor.files import regex
@@ -77,16 +78,10 @@ def _annotated(machine: Machine, statement: ast.AnnAssign) -> None:
 def _augmented(machine: Machine, statement: ast.AugAssign) -> None:
     if isinstance(statement.target, ast.Attribute):
         note_augmented(machine, statement.target, statement.value)
-    load = ast.copy_location(ast.BinOp(_as_load(statement.target), statement.op, statement.value), statement)
-    assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, load)))
-
-
-def _as_load(target: ast.Name | ast.Attribute | ast.Subscript) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
-    if isinstance(target, ast.Attribute):
-        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
-    return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+    before = copy(statement.target)
+    before.ctx = ast.Load()
+    after = ast.copy_location(ast.BinOp(before, statement.op, statement.value), statement)
+    assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, after)))
 
 
 def _if(machine: Machine, statement: ast.If) -> None:

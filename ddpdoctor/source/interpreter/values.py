@@ -507,10 +507,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
         return _join_unknown(one, other, varying)
     if isinstance(one, Const) and isinstance(other, Const) and one.value is not None and other.value is not None:
         return Unknown(varying)
-    options: list[Value] = []
-    for option in (*options_of(one), *options_of(other)):
-        if option not in options:
-            options.append(option)
+    options = list(dict.fromkeys((*options_of(one), *options_of(other))))
     if len(options) > (MAXIMUM_OBJECTS if all(map(_is_of_objects, options)) else MAXIMUM_OPTIONS):
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)

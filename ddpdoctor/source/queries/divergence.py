@@ -26,7 +26,16 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
-from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
+from ddpdoctor.source.script.module import (
+    DEFINITIONS,
+    LEAVES,
+    Module,
+    all_once,
+    descend,
+    descend_outside,
+    dotted,
+    last_name,
+)
 
 SAME_ORDER = "Let the ranks make these calls in the same order."
 SHOWN = 3
@@ -551,8 +560,7 @@ AHEAD = 200
 # The collectives of a script that every rank has to come to, and the lines that lead to them.
 
 BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
-_CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Name, ast.Constant})
-"""Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
+_CLOSED = DEFINITIONS | LEAVES | {ast.Lambda}
 
 
 def is_in_turns(projection: Projection, event: Event) -> bool:
@@ -601,12 +609,7 @@ def function_around(module: Module, node: ast.AST) -> ast.AST:
 
 def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function without those of functions and classes in it."""
-    waiting = children_of(function)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if node.__class__ not in _CLOSED:
-            waiting += children_of(node)
+    return descend_outside(function, _CLOSED)
 
 
 def mentions(node: ast.AST, names: Iterable[str]) -> bool:

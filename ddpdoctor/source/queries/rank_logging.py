@@ -74,9 +74,8 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
         return
     found: dict[ast.AST, Event] = {}
     in_arms: dict[ast.AST, int] = {}
-    screen = None
-    if not _loggers_are_quiet(projection):
-        screen = Screen(projection.machine, projection.in_course("call"), on_every_rank)
+    quiet = _loggers_are_quiet(projection)
+    screen = None if quiet else Screen(projection.machine, projection.in_course("call"), on_every_rank)
     for event in projection.in_course("call", "object"):
         if event.node in found or not (on_every_rank(event) or _in_all_arms(event, in_arms)):
             continue

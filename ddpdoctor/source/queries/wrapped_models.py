@@ -133,7 +133,8 @@ def averages_by_hand(script: Script) -> bool:
             name = function.name if function is not None else ""
             if name in _FOLLOWED and function in whole_projection(script).machine.visited:
                 return True
-            if name not in _FOLLOWED and (not name or name.startswith("__") or _is_used(script, name)):
+            used = not name or name.startswith("__") or any(name in one.words for one in script.modules)
+            if name not in _FOLLOWED and used:
                 return True
     return False
 
@@ -151,15 +152,6 @@ def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
                 found = any(word in name for word in _AVERAGERS[2:])
             if found:
                 yield next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
-
-
-def _is_used(script: Script, function: str) -> bool:
-    """Return whether anything calls a function or passes it on."""
-    return any(
-        any(node.id == function for node in module.index.of(ast.Name))
-        or any(node.attr == function for node in module.index.of(ast.Attribute))
-        for module in script.modules
-    )
 
 
 def _reduces_gradients(module: Module, call: ast.Call) -> bool:

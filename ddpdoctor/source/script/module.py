@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, wraps
 from itertools import takewhile
@@ -42,7 +42,7 @@ class NodeIndex:
                     fields = _fields_of(kind)
                 if not fields:
                     continue
-            if kind in _DEFINITIONS:
+            if kind in DEFINITIONS:
                 outer[position] = definitions[position]
                 definitions[position] = position
             before = len(found)
@@ -128,6 +128,16 @@ def descend(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def descend_outside(node: ast.AST, closed: Set[type[ast.AST]]) -> Iterator[ast.AST]:
+    """Yield the nodes below a node, without going into those of some classes."""
+    waiting = children_of(node)
+    while waiting:
+        inner = waiting.pop()
+        yield inner
+        if inner.__class__ not in closed:
+            waiting += children_of(inner)
+
+
 def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
     return _followed(node, dict(_bound_in(body, False)))
@@ -204,7 +214,8 @@ def last_name(node: ast.AST) -> str:
 
 LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
 """Classes of nodes that hold no others."""
-_DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+"""Classes of nodes that bind a name to code which runs at another time, or in a scope of its own."""
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})
 """Classes whose lists of nodes may hold None: ``{**other}``, and parameters without a default."""
 # Fields that hold no nodes, or only operators and contexts.

@@ -77,7 +77,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     origin_of,
 )
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -425,15 +425,10 @@ def _initialized_by_apex(machine: Machine, node: ast.AST, given: Arguments) -> V
 @lru_cache(maxsize=4096)
 def _names_a_start(module: Module, scope: ast.AST) -> bool:
     """Return whether the code of a function, or of a module outside of its definitions, starts the process group."""
-    waiting = list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        name = last_name(node)
-        if name in _STARTING and (name == "init_process_group" or module.resolve(node) in STARTS):
-            return True
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            waiting.extend(ast.iter_child_nodes(node))
-    return False
+    named = ((last_name(node), node) for node in descend_outside(scope, DEFINITIONS))
+    return any(
+        name in _STARTING and (name == "init_process_group" or module.resolve(node) in STARTS) for name, node in named
+    )
 
 
 def _of_torch(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -527,11 +522,9 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
             return SequenceValue(tuple(SequenceValue((Const(number), item)) for number, item in enumerate(known)))
         if last == "enumerate" and _is_zip(positional[0]):
             return SequenceValue((SequenceValue((UNIFORM, positional[0].values[0])),), open=True)
-    tags: set[tuple[str, int]] = set()
-    for value in positional:
-        for option in options_of(value):
-            if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
-                tags.add(("loader", option.number))
+    options = (option for value in positional for option in options_of(value))
+    objects = (one for one in options if isinstance(one, ExternalObject))
+    tags = {("loader", one.number) for one in objects if one.name == DATA_LOADER}
     if last == "enumerate":
         tags.add(COUNTED)
     if last == "iter" and not isinstance(machine.frame.module.parents.get(node), ast.Call):
