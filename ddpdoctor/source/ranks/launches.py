@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     parts_of,
     per_rank,
 )
+from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 from ddpdoctor.source.script.module import Module, argument_of, last_name, parameters_of
 from ddpdoctor.source.vocabulary import PROCESSES
@@ -131,6 +132,13 @@ def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> 
     return True
 
 
+def _handed_over(value: Value, *, by_spawn: bool) -> Value:
+    """Return what ranks get from the process that starts them, which ``spawn`` gives to all of them alike."""
+    if by_spawn and isinstance(value, Unknown) and value.varying:
+        return Unknown(False, False, frozenset(tag for tag in value.tags if tag[0] not in OWN_KINDS))
+    return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
+
+
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
     for key in machine.started.pop(node, ()):
         machine.objects.pop(key, None)  # That walk was taken back: what is made now is made later than what it made.
@@ -148,11 +156,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
     columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
-    handed = [per_rank(column, is_guessed(arguments)) for column in columns]
-    # What ranks get from the process that starts them is the same for all of them.
-    positional = [
-        Unknown(one.varying, False, one.tags) if isinstance(one, Unknown) and one.opaque else one for one in handed
-    ]
+    positional = [_handed_over(per_rank(column, is_guessed(arguments)), by_spawn=with_index) for column in columns]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)

@@ -52,7 +52,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, as_part, is_rank, ranged, strided
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
 from ddpdoctor.source.ranks.launches import run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -63,7 +63,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     number_from_store,
 )
-from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
+from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
@@ -163,15 +163,12 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
-    if name == "logging.getLogger":  # Its file is read where a script has it, as that of the other libraries is.
-        from ddpdoctor.source.libraries.python_logging import get_logger
+    if name.startswith(("ignite.", "datasets.", "logging.")):  # Their files are read where a script has them.
+        from ddpdoctor.source.libraries import hugging_face_datasets, python_logging, wrapping
 
-        return get_logger
-    if name.startswith("ignite."):
-        from ddpdoctor.source.libraries import wrapping
-
-        if name in wrapping.CALLS:
-            return wrapping.CALLS[name]
+        calls = {**wrapping.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}
+        if name in calls:
+            return calls[name]
     if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
         return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:
@@ -213,8 +210,12 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     receiver, name = function.receiver, function.name
     if name == "joinpath":
         return _joined_path(receiver, *given.values)
-    if name == "shard" and is_rank(given.value("index", 1) or NONE):
-        return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
+    if name == "shard":
+        from ddpdoctor.source.libraries.hugging_face_datasets import shard
+
+        part = shard(machine, node, receiver, given)
+        if part is not None:
+            return part
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -508,15 +509,6 @@ def _islice(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return strided(machine, node, given.positional, result)
 
 
-def _split_by_node(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return a rank's part of a data set of Hugging Face: of a stream its files or every n-th item, of a table rows.
-
-    The parts need not be equal.
-    """
-    result = derived(given.values)
-    return as_part(machine, node, result) if is_rank(given.value("rank", 1) or UNIFORM) else result
-
-
 def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
     model = given.value("predictor", 3)
@@ -571,7 +563,9 @@ _SPECIAL: dict[str, Handler] = {
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
-    "torch.distributed.get_node_local_rank": lambda machine, node, given: variable(machine, "LOCAL_RANK"),
+    "torch.distributed.get_node_local_rank": lambda machine, node, given: (
+        UNIFORM if machine.spawns else exact_per_rank(LOCAL_RANK)
+    ),
     "torch.distributed.get_world_size": lambda machine, node, given: UNIFORM if given.values else WORLD_SIZE,
     **dict.fromkeys(
         RANK_AND_SIZE, lambda machine, node, given: SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
@@ -610,7 +604,6 @@ _SPECIAL: dict[str, Handler] = {
         lambda machine, node, given: External("multiprocessing"),  # It has the same functions.
     ),
     **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
-    **dict.fromkeys((f"datasets.{place}split_dataset_by_node" for place in ("", "distributed.")), _split_by_node),
     **dict.fromkeys(("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad"), _no_gradients),
     "torch.set_grad_enabled": lambda machine, node, given: (
         NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
