@@ -100,7 +100,7 @@ def is_distributed(projection: Projection) -> bool:
     worlds = (one for one in projection.of_kind("collective") if one.name in ("init_process_group", "init_device_mesh"))
     # A tool for one process makes a group of one rank to call code for ranks.
     alone = {"world_size": Const(1), "rank": Const(0)}
-    if any(any(one.named.get(name) != value for name, value in alone.items()) for one in worlds):
+    if any(not alone.items() <= one.named.items() for one in worlds):
         return True
     return joins_by_framework(projection)
 
