@@ -139,7 +139,7 @@ def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.Class
                 names = (name for name in machine.store.names(value.number) if (value.cls.node, name) not in left)
                 waiting.extend(machine.store.get(value.number, name) for name in names)
             elif (made := machine.object(value)) is not None:
-                waiting.extend((*made.positional, *made.named.values()))
+                waiting.extend(made.values)
                 found |= {value.number} if HAS_PARAMETERS.search(value.name) else set()
     return found
 
@@ -249,11 +249,12 @@ def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and (set(names) == {"torch.nn.Module"} or set(names) <= MODULES)
 
 
-def parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes of a module that certainly have parameters."""
+def parameter_attributes(machine: Machine, part: Instance, *, in_some_way: bool = False) -> Iterator[str]:
+    """Yield the attributes of a module that certainly have parameters, or have them in some way of making it."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
-        if value is not None and has_parameters(machine, value):
+        options = () if value is None else options_of(value) if in_some_way else (value,)
+        if any(has_parameters(machine, option) for option in options):
             yield name
 
 
@@ -264,12 +265,8 @@ def has_parameters(machine: Machine, value: Value) -> bool:
         if made is None or not made.complete:
             return False
         if value.name in {"torch.nn.Sequential", "torch.nn.ModuleList"}:
-            inner = [
-                part
-                for item in made.positional
-                for part in (item.values if isinstance(item, SequenceValue) else (item,))
-            ]
-            return bool(inner) and any(has_parameters(machine, part) for part in inner)
+            items = (item.values if isinstance(item, SequenceValue) else (item,) for item in made.positional)
+            return any(has_parameters(machine, part) for part in chain.from_iterable(items))
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
     if isinstance(value, Instance):
@@ -502,7 +499,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        names, dead = list(_attributes_with_parameters(machine, part)), _dead_code(machine, part)
+        names, dead = list(parameter_attributes(machine, part, in_some_way=True)), _dead_code(machine, part)
         if len(forwards) != 1 or others or not _is_straight(_live(forwards[0], dead), names, dead):
             return 0
         words = {word for node in _live(forwards[0], dead) for word in _loaded_words(node)}
@@ -510,14 +507,6 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
             return 0
         count += len(names)
     return count
-
-
-def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes that have parameters in any of the ways in which the module is made."""
-    for name in machine.store.names(part.number):
-        value = machine.store.get(part.number, name)
-        if value is not None and any(has_parameters(machine, option) for option in options_of(value)):
-            yield name
 
 
 def _only_known_parts(machine: Machine, module: Value) -> bool:
@@ -651,8 +640,8 @@ def _items(value: Value) -> tuple[Value, ...]:
 
 
 def _of_layer(made: Event) -> tuple[str, ...]:
-    switches = {name: constant(option) for name, option in made.named.items() if name in ("bias", "affine")}
-    switches |= {name: constant(made.named[name]) for name in ("elementwise_affine",) if name in made.named}
+    named = ("bias", "affine", "elementwise_affine")
+    switches = {name: constant(option) for name, option in made.named.items() if name in named}
     if any(not isinstance(switch, bool) for switch in switches.values()):
         raise _UnknownError
     if switches.get("affine") is False or switches.get("elementwise_affine") is False:
