@@ -27,8 +27,8 @@ def launch_and_watch(
     launch: Callable[[], LaunchedJob],
     directory: Path,
     wanted: RunOutput,
-    outlets: Outlets | None = None,
-    head_at: tuple[str, int] | None = None,
+    outlets: Outlets,
+    head_at: tuple[str, int] | None,
 ) -> int:
     """Start a job, watch it until it ends, and report; its exit code.
 
@@ -58,10 +58,10 @@ def attach(
     run_directory: str | None,
     wanted: RunOutput,
     *,
-    on_screen: bool = False,
-    one_rank_samples_per_s: float | None = None,
-    outlets: Outlets | None = None,
-    head_at: tuple[str, int] | None = None,
+    on_screen: bool,
+    one_rank_samples_per_s: float | None,
+    outlets: Outlets,
+    head_at: tuple[str, int] | None,
 ) -> int:
     """Watch a job that runs, which continues when we leave."""
     from ddpdoctor.launch.kept_runs import find_run
@@ -69,8 +69,7 @@ def attach(
 
     directory, others = find_run(run_directory)
     source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s, head_at=head_at)
-    if outlets is not None:
-        outlets.connect(source, directory)
+    outlets.connect(source, directory)
     streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C detaches")
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))
@@ -79,37 +78,25 @@ def attach(
         try:
             if on_screen and _shown(source, relay) != "failed":
                 streams.say("ddpdoctor: screen closed; the job was not touched")
-                if outlets is not None:
-                    outlets.close(ended=False)
-                wanted.write(source.final_snapshot())
-                wanted.write_trace(source.record())
-                return ExitCode.CLEAN
-            while (snapshot := source.snapshot()).state != "ended":
-                streams.say_lines(lines.news(snapshot))
-                if signals.wait(LOOK_EVERY_S) is not None:
-                    streams.say("ddpdoctor: detached; the job continues")
-                    break
-            if outlets is not None:
-                outlets.close(ended=False)  # Who ended a job that others started is not known.
+            else:
+                while (snapshot := source.snapshot()).state != "ended":
+                    streams.say_lines(lines.news(snapshot))
+                    if signals.wait(LOOK_EVERY_S) is not None:
+                        streams.say("ddpdoctor: detached; the job continues")
+                        break
+            outlets.close(ended=False)  # Who ended a job that others started is not known.
             wanted.write(source.final_snapshot())
             wanted.write_trace(source.record())
         finally:
             source.close()
-            if outlets is not None:
-                outlets.finish()
+            outlets.finish()
     return ExitCode.CLEAN
 
 
 class _Watcher:
     """Looks at a job that we started; a look that fails costs what it would have said."""
 
-    def __init__(
-        self,
-        directory: Path,
-        job: LaunchedJob,
-        outlets: Outlets | None = None,
-        head_at: tuple[str, int] | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, job: LaunchedJob, outlets: Outlets, head_at: tuple[str, int] | None) -> None:
         self._lines = RunLines(str(Path.cwd()))
         self._source: RunSource | None = None
         self._job = job
@@ -122,8 +109,7 @@ class _Watcher:
             from ddpdoctor.profile.watch import live_source
 
             self._source = live_source(directory, job, head_at=head_at)
-            if outlets is not None:
-                outlets.connect(self._source, directory, job)
+            outlets.connect(self._source, directory, job)
 
     def show_screen(self, relay: signals.Relay) -> None:
         """Show the screen until the user leaves it, and do to the job what they asked for."""
@@ -145,16 +131,14 @@ class _Watcher:
         """Write what is wanted of the run that has ended."""
         self._faults.clear()
         with self._guarded():
-            if self._outlets is not None:
-                self._outlets.close(ended=True)
+            self._outlets.close(ended=True)
         with self._guarded():
             if self._source is not None:
                 wanted.write(self._source.final_snapshot(), beside_a_job=True)
                 wanted.write_trace(self._source.record())
                 self._source.close()
         with self._guarded():
-            if self._outlets is not None:
-                self._outlets.finish()
+            self._outlets.finish()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
