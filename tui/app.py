@@ -25,7 +25,8 @@ from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, Snapsh
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, fitted, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.glyphs import Glyphs, Tone, chosen_glyphs, palette_of
 from ddpdoctor.tui.navigation import Navigation
-from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
+from ddpdoctor.tui.screens.frame import TABS
+from ddpdoctor.tui.screens.pages import paint_defect, paint_screen
 from ddpdoctor.tui.screens.sections import lasting
 from ddpdoctor.tui.timeline import Canvas, Timeline
 from ddpdoctor.tui.view import View
@@ -213,7 +214,6 @@ class DoctorApp(App[ScreenEnd]):
         exports: Exports | None = None,
         export_directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        refresh_s: float = REFRESH_S,
     ) -> None:
         given = os.environ if environment is None else environment
         self._tone = _chosen_tone(given)
@@ -226,7 +226,7 @@ class DoctorApp(App[ScreenEnd]):
         self._export_directory = export_directory
         self._root = os.getcwd()
         self._glyphs = chosen_glyphs(given)
-        self._watcher = Watcher(source, playback, max(0.25, refresh_s), self.post_message)
+        self._watcher = Watcher(source, playback, REFRESH_S, self.post_message)
         self._timeline = Timeline()
         self._playback_state: PlaybackState | None = None
         self._note, self._noted_s = "", 0.0
