@@ -333,8 +333,7 @@ def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:
     if in_a_collective and number is None:
         return (
             "Find out what ended that process: the log of the scheduler or of the container, or a manual `kill`. It "
-            "was "
-            "waiting for the others in a collective."
+            "was waiting for the others in a collective."
         )
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "Read the last lines that this rank printed, and look for the native call in its core dump."

@@ -35,9 +35,8 @@ def times_sentence(section: GateSection) -> str:
     if times.note:
         return f"time of a step: {times.note}"
     return (
-        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {times.change:+.1%}"
-        f" (95% interval of {times.pairs} pairs: {times.low:+.1%} to {times.high:+.1%},"
-        f" allowed {percent(times.allowed)})"
+        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {times.change:+.1%} (95% "
+        f"interval of {times.pairs} pairs: {times.low:+.1%} to {times.high:+.1%}, allowed {percent(times.allowed)})"
     )
 
 

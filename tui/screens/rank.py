@@ -59,9 +59,8 @@ def _gpu(rank: RankView, view: View) -> Line:
     sample = gpu.samples[-1]
     throttled = ", ".join(shown(reason) for reason in sample.throttle_reasons)
     words = (
-        f"{percent(sample.utilisation_percent)} busy, {memory(sample.memory_used_bytes)},"
-        f" {watts(sample.power_w)}, {degrees(sample.temperature_c)},"
-        f" {megahertz(sample.sm_clock_mhz)}"
+        f"{percent(sample.utilisation_percent)} busy, {memory(sample.memory_used_bytes)}, {watts(sample.power_w)}, "
+        f"{degrees(sample.temperature_c)}, {megahertz(sample.sm_clock_mhz)}"
     )
     return line(Cell("  GPU        ", "dim"), words, Cell(f", {throttled}" if throttled else "", "warning"))
 

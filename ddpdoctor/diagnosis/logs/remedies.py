@@ -131,8 +131,7 @@ def of_exception(cause: LogCause) -> str:
     if cause.first.kind == "cuda":
         return (
             "CUDA reports it asynchronously, so the line that raised it may be another one: run with "
-            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is "
-            "out of range."
+            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is out of range."
         )
     if cause.first.type == "std::system_error":
         return (

@@ -427,9 +427,8 @@ class Nodes:
         if self._is_announced and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
             notes.append(
                 f"no monitor of another node has connected to port {self._head.meeting.port} of this machine yet: the "
-                "other "
-                "nodes run without ddpdoctor, or a firewall or a wrong host name blocks them, which their own output "
-                "shows"
+                "other nodes run without ddpdoctor, or a firewall or a wrong host name blocks them, which their own "
+                "output shows"
             )
         with self._head.lock:
             lost = [node for node in self._head.nodes.values() if node.is_lost(now_ns)]

@@ -124,8 +124,7 @@ class Silence:
         if _PYTHON.match(self._program):
             return (
                 "no process of the job created a process group: it trains without DDP, ended before, or starts its "
-                "ranks "
-                f"without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
+                f"ranks without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
             )
         hint = _PASSING_ON.get(self._program, "")
         return (
