@@ -186,9 +186,7 @@ def sweep(python: str, ranks: int) -> LinkSweep:
         try:
             _, said = process.communicate(timeout=SWEPT_IN_S)
         except subprocess.TimeoutExpired:
-            raise DdpDoctorError(
-                f"the links of {ranks} ranks were not measured within {SWEPT_IN_S:.0f} s"
-            ) from None
+            raise DdpDoctorError(f"the links of {ranks} ranks were not measured within {SWEPT_IN_S:.0f} s") from None
         finally:
             _end(process)
         if not told.exists():

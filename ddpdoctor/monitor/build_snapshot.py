@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -19,7 +19,7 @@ from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
 from ddpdoctor.diagnosis.wording import count, duration_text, place, rank_list
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Fact, Finding, Frame, Severity, signal_name
+from ddpdoctor.finding import Fact, Finding, Frame, Severity, grouped, signal_name
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import (
     BucketView,
@@ -34,8 +34,7 @@ from ddpdoctor.monitor.snapshot import (
     WaitView,
 )
 from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap, shared_fields
-from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
-from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Phase, RankHeartbeat
 
 # A standstill for the faces: which ranks stand where, who is the culprit, and what to do.
 
@@ -182,11 +181,10 @@ def rank_views(
     figures = {entry.rank: entry for entry in summary.ranks}
     steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
     calls = {track.rank: track for track in record.call_tracks}
-    stacks = _newest_main_stacks(record.stacks)
+    mains = sorted((stack for stack in record.stacks if stack.main), key=lambda stack: stack.time_ns)
+    stacks = {stack.rank: stack for stack in mains}
     gpus = {rank: gpu.index for gpu in reversed(record.gpus) for rank in gpu.ranks}
-    gauges: dict[int, list[Gauge]] = {}
-    for gauge in record.gauges:
-        gauges.setdefault(gauge.rank, []).append(gauge)
+    gauges = grouped(record.gauges, lambda gauge: gauge.rank)
     views = []
     for rank in record.ranks:
         number = rank.rank
@@ -289,14 +287,6 @@ def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, .
     return tuple(views)
 
 
-def _newest_main_stacks(stacks: Iterable[StackDump]) -> dict[int, StackDump]:
-    found: dict[int, StackDump] = {}
-    for stack in stacks:
-        if stack.main and (stack.rank not in found or stack.time_ns >= found[stack.rank].time_ns):
-            found[stack.rank] = stack
-    return found
-
-
 # Names the gradient buckets of a run's DDP modules; pure.
 
 
@@ -355,10 +345,7 @@ def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) 
 
 def meanwhile(ranks: Sequence[RankView], now_ns: int) -> str:
     """Return what the ranks do, those that do the same together: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
-    alike: dict[str, list[RankView]] = {}
-    for rank in ranks:
-        at = f" at {place(rank.where)}" if rank.where is not None else ""
-        alike.setdefault(rank.state + at, []).append(rank)
+    alike = grouped(ranks, lambda rank: rank.state + (f" at {place(rank.where)}" if rank.where is not None else ""))
     told = [f"{_named(group)} {doing}{_for(group, now_ns)}" for doing, group in list(alike.items())[:MOST_KINDS]]
     others = len(ranks) - sum(len(group) for group in list(alike.values())[:MOST_KINDS])
     return ", ".join([*told, *([f"and {others} others"] if others else [])])

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -152,19 +153,19 @@ class LiveChecks:
         told += [finding for finding in holding if finding.severity is Severity.ERROR and _can_part_ranks(finding)]
         if told:
             return told[0]
-        entry = standing_for(self._catalogue, trouble)
-        finding = Finding(
-            code=entry.code,
-            name=entry.name,
-            trouble=trouble,
+        return self._made(
+            trouble,
             severity=Severity.ERROR,
             title=placed(describe.title(divergence), record),
             ranks=describe.ranks(divergence),
             locations=describe.locations(divergence),
-            basis=frozenset({"run"}),
             evidence=describe.facts(divergence, "run"),
             remedy=_REMEDY,
         )
+
+    def _made(self, trouble: Trouble, **told: Any) -> Finding:
+        entry = standing_for(self._catalogue, trouble)
+        finding = Finding(code=entry.code, name=entry.name, trouble=trouble, basis=frozenset({"run"}), **told)
         return with_fingerprints((finding,), self._root)[0]
 
     def with_wait(
@@ -179,24 +180,18 @@ class LiveChecks:
         """Return the finding of a wait in which a job was ended."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
-        trouble: Trouble = "long-wait" if heard else "no-rendezvous"
-        entry = standing_for(self._catalogue, trouble)
-        finding = Finding(
-            code=entry.code,
-            name=entry.name,
-            trouble=trouble,
+        return self._made(
+            "long-wait" if heard else "no-rendezvous",
             severity=Severity.WARNING if heard else Severity.ERROR,
             title=placed(said, record),
             ranks=wait.unseen or (wait.late,),
             locations=wait.locations,
-            basis=frozenset({"run"}),
             evidence=tuple(
                 Fact(text=f"the stack of rank {rank} then", basis="run", rank=rank, stack=stack)
                 for rank, stack in wait.stacks
             ),
             remedy=_UNSEEN_REMEDY if wait.unseen else _WAIT_REMEDY if heard else _MISSING_REMEDY,
         )
-        return with_fingerprints((finding,), self._root)[0]
 
 
 _WAIT_REMEDY = (

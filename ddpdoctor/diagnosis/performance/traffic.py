@@ -16,7 +16,7 @@ from ddpdoctor.diagnosis.performance.summary import Traffic
 from ddpdoctor.diagnosis.steps import RankSteps, common_rows, taken
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.wording import bytes_text, place, rank_list, site_location
-from ddpdoctor.finding import Frame, Location, Severity
+from ddpdoctor.finding import Frame, Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.streams.measured import Gpu
 
@@ -136,10 +136,8 @@ def _trained_twice_in_a_row(record: RunRecord, number: int, rank: int) -> bool:
 
 
 def _inputs_differ(record: RunRecord, number: int) -> bool:
-    by_rank: dict[int, list[str]] = {}
-    for forward in record.forwards:
-        if forward.wrap == number and forward.synchronised and forward.training and forward.input_digest:
-            by_rank.setdefault(forward.rank, []).append(forward.input_digest)
+    of_wrap = [one for one in record.forwards if one.wrap == number and one.synchronised and one.training]
+    by_rank = grouped((one for one in of_wrap if one.input_digest), lambda one: one.rank)
     steps = list(zip(*by_rank.values(), strict=False)) if len(by_rank) > 1 else []
     return bool(steps) and all(len(set(step)) > 1 for step in steps)
 

@@ -167,11 +167,6 @@ class Head:
                 for session in lost:
                     del self.nodes[session]
 
-    @property
-    def trouble_at_port(self) -> str:
-        """What failed of ours where connections come in, as a sentence; empty while all is well."""
-        return self.front.trouble
-
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
@@ -259,7 +254,7 @@ class Head:
             self.strange += 1
             return None
         try:
-            update = messages.unpack_update(parts[0], self._most_unpacked())
+            update = messages.decoded(parts[0], messages.UPDATES, self._most_unpacked())
             self.was_reached = True
             with self.lock:
                 return self._taken(update, len(parts[0]), received_ns, source)
