@@ -235,11 +235,6 @@ class DoctorApp(App[ScreenEnd]):
         self._terminal_modes: list[Any] = []
         self._canvas = Canvas(palette_of(self._tone), plain=self._glyphs.plain)
 
-    @property
-    def shown_snapshot(self) -> Snapshot | None:
-        """The snapshot on display."""
-        return self._timeline.shown
-
     def compose(self) -> ComposeResult:
         """Yield one canvas."""
         yield self._canvas

@@ -16,7 +16,6 @@ from ddpdoctor.finding import MOST_TIMES, Location
 from ddpdoctor.what_if import links
 from ddpdoctor.what_if.observed import PHASES, Observed, RankTimes, Replay, Scenario, own_ns, replay
 from ddpdoctor.what_if.settings import (
-    DEFAULT_CAP_MB,
     FIRST_BUCKET_BYTES,
     Gradients,
     Settings,
@@ -158,13 +157,8 @@ def _more_batches(times: RankTimes, grown: float) -> RankTimes:
         drawn = [fmean(values[(at + number * 7) % length] for number in range(count)) for at in range(length)]
         return tuple(value * grown for value in drawn)
 
-    return msgspec.structs.replace(
-        times,
-        data_wait=more(times.data_wait),
-        forward=more(times.forward),
-        backward=more(times.backward),
-        other=more(times.other),
-    )
+    names = [name for name in PHASES if name != "optimizer"]
+    return msgspec.structs.replace(times, **{name: more(getattr(times, name)) for name in names})
 
 
 def _less_other(times: RankTimes, saved_ns: float) -> RankTimes:
@@ -256,19 +250,12 @@ def _on_ranks(
 def _another(times: RankTimes, rank: int, turn: int, shrunk: float) -> RankTimes:
     """A rank like one of the run, whose steps come in another order; with a smaller batch its computation shrinks."""
 
-    def turned(values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+    def turned(values: Sequence[float], scale: float) -> tuple[float, ...]:
         at = (turn * 11) % len(values)
         return tuple(value * scale for value in (*values[at:], *values[:at]))
 
-    return RankTimes(
-        rank=rank,
-        data_wait=turned(times.data_wait, shrunk),
-        forward=turned(times.forward, shrunk),
-        backward=turned(times.backward, shrunk),
-        lead=turned(times.lead, shrunk),
-        optimizer=turned(times.optimizer),
-        other=turned(times.other),
-    )
+    scales = dict.fromkeys(("data_wait", "forward", "backward", "lead"), shrunk) | {"optimizer": 1.0, "other": 1.0}
+    return RankTimes(rank=rank, **{name: turned(getattr(times, name), scale) for name, scale in scales.items()})
 
 
 def _faster(link: links.Link, settings: Settings) -> links.Link:
@@ -309,11 +296,6 @@ def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tup
     return layout_with(gradients.sizes_bytes, cap_mb, first_bytes=first_bytes)
 
 
-def default_layout(gradients: Gradients) -> tuple[int, ...]:
-    """Return the buckets under DDP's default cap, whose first bucket is small."""
-    return rebuilt(gradients, DEFAULT_CAP_MB, first_bytes=FIRST_BUCKET_BYTES)
-
-
 def _meetings(
     observed: Observed, settings: Settings, link: links.Link, seen: links.Link, grown: float
 ) -> tuple[float, float]:
@@ -352,6 +334,10 @@ class Interval(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+    def per_second(self, samples: float) -> Interval:
+        """Return how many samples a second a step of so many makes, where the step is one in ns; at least one long."""
+        return Interval(*(samples / max(1.0, step_ns) * 1e9 for step_ns in (self.value, self.high, self.low)))
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -362,18 +362,9 @@ class Head:
 
 def _drawn() -> HeadKeys:
     """New keys, of a head that does not listen yet."""
-    server_public, server_secret = zmq.curve_keypair()
-    meetings = []
-    for public, secret in (zmq.curve_keypair(), zmq.curve_keypair()):
-        texts = (key.decode("ascii") for key in (server_public, public, secret))
-        server_key, client_key, client_secret = texts
-        meetings.append(
-            Meeting(
-                port=0,
-                server_key=server_key,
-                client_key=client_key,
-                client_secret=client_secret,
-                protocol=PROTOCOL,
-            )
-        )
-    return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])
+    (server, server_secret), *clients = [[key.decode("ascii") for key in zmq.curve_keypair()] for _ in range(3)]
+    nodes, screens = (
+        Meeting(port=0, server_key=server, client_key=public, client_secret=secret, protocol=PROTOCOL)
+        for public, secret in clients
+    )
+    return HeadKeys(server_secret=server_secret, meeting=nodes, screens=screens)
