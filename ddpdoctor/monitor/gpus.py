@@ -195,14 +195,11 @@ class Driver:
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError as error:
-            self._lost = self._lost or error.value in _lost_codes(self._nvml)
+            is_lost = error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED)
+            self._lost = self._lost or is_lost
         except Exception:  # a binding older or newer than the driver: what it cannot translate is not known
             pass
         return None
-
-
-def _lost_codes(nvml: Any) -> tuple[int, ...]:
-    return (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
 
 
 def _reason(nvml: Any, error: Any) -> str:

@@ -150,7 +150,8 @@ class LiveChecks:
         """
         trouble = classify(divergence, record)
         told = [finding for finding in holding if finding.trouble == trouble]
-        told += [finding for finding in holding if finding.severity is Severity.ERROR and _can_part_ranks(finding)]
+        errors = [finding for finding in holding if finding.severity is Severity.ERROR]
+        told += [finding for finding in errors if finding.family in _CAN_PART_RANKS]
         if told:
             return told[0]
         return self._made(
@@ -194,6 +195,8 @@ class LiveChecks:
         )
 
 
+_CAN_PART_RANKS = ("data", "gradients", "collectives", "death")
+"""Families of the errors that can make ranks part."""
 _WAIT_REMEDY = (
     "Check whether that work should take so long: divide it between the ranks or do it before the job, or give the "
     "group a timeout that covers it. If it never ends, check what its loop waits for."
@@ -208,11 +211,6 @@ def _judges_speed(entry: CatalogueEntry) -> bool:
     check = load(entry).check
     is_error = check.severity.get("run") is Severity.ERROR
     return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT
-
-
-def _can_part_ranks(finding: Finding) -> bool:
-    """Return whether an error is one of those that can make ranks part."""
-    return finding.family in ("data", "gradients", "collectives", "death")
 
 
 def _comments_in(file: str) -> tuple[Suppression, ...]:

@@ -77,7 +77,11 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
         saved = dict(zip([times.rank for times in ranks], host_sync_ns(observed), strict=True))
         if not any(saved.values()):
             raise NoGround("no reads of results from a GPU were seen in the run", "They are recorded on GPUs only.")
-        ranks = tuple(_less_other(times, assumption.syncs * saved[times.rank]) for times in ranks)
+        less = [assumption.syncs * saved[times.rank] for times in ranks]
+        ranks = tuple(
+            msgspec.structs.replace(times, other=tuple(max(0.0, own - saved_ns) for own in times.other))
+            for times, saved_ns in zip(ranks, less, strict=True)
+        )
     link, ranks, samples = _on_ranks(observed, settings, assumption.link, ranks)
     link = _faster(link, settings)
     layout, per_byte_share, extra_ns = _layout(observed, settings, assumption)
@@ -159,10 +163,6 @@ def _more_batches(times: RankTimes, grown: float) -> RankTimes:
 
     names = [name for name in PHASES if name != "optimizer"]
     return msgspec.structs.replace(times, **{name: more(getattr(times, name)) for name in names})
-
-
-def _less_other(times: RankTimes, saved_ns: float) -> RankTimes:
-    return msgspec.structs.replace(times, other=tuple(max(0.0, own - saved_ns) for own in times.other))
 
 
 def _fetched(times: RankTimes, observed: Observed) -> RankTimes:

@@ -47,14 +47,9 @@ OUTLYING = 5.0
 """A value above so many times the median one is cut off, so that the others can be distinguished."""
 
 
-def columns_each(values: Series, width: int) -> int:
-    """Columns that each value takes: more than one while that fits, so that a course that has begun can be read."""
-    return max(1, min(WIDEST, width // max(1, len(values))))
-
-
 def newest(values: Series, width: int) -> list[float | None]:
     """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns."""
-    each = columns_each(values, width)
+    each = max(1, min(WIDEST, width // max(1, len(values))))  # So that a course that has begun can be read.
     kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
 

@@ -43,7 +43,8 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
     waits = cause is not None and cause.first.kind in ("timed-out", "stuck", "lost-peer")
     if (cause is None or waits) and not dumps:
         found.append(DUMPS)
-    if cause is not None and cause.absent and not _spoke(record, cause.absent):
+    heard = {*record.logs.ranks, *(one.rank for one in record.logs.incidents)}
+    if cause is not None and cause.absent and heard.isdisjoint(cause.absent):
         found.append(f"the output of {rank_list(cause.absent)}: {OUTPUT}")
     elif cause is not None and not cause.ranks and cause.first.frames:
         found.append(f"which rank wrote what: {OUTPUT}")
@@ -54,11 +55,6 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
     return (*found, PROFILE) if found else ()
-
-
-def _spoke(record: RunRecord, ranks: tuple[int, ...]) -> bool:
-    """Return whether something that one of the ranks wrote was seen."""
-    return bool(set(ranks) & set(record.logs.ranks)) or any(one.rank in ranks for one in record.logs.incidents)
 
 
 _OF_THE_SCRIPT: frozenset[Trouble] = frozenset(
@@ -400,11 +396,6 @@ def title(cause: LogCause) -> str:
         if incident_text(first)
         else f"{_who(cause)} raised {first.type}{_at(first)}"
     )
-
-
-def of_attempt(cause: LogCause) -> str:
-    """Say what the first cause of a later attempt was."""
-    return f"in attempt {cause.attempts[0] + 1} of the launcher, {title(cause)}"
 
 
 def incident_text(one: Incident) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median_low
@@ -18,7 +19,6 @@ from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.wording import bytes_text, place, rank_list, site_location
 from ddpdoctor.finding import Frame, Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
-from ddpdoctor.record.streams.measured import Gpu
 
 # Buffers that DDP broadcasts in every training forward although that changes nothing.
 
@@ -67,10 +67,7 @@ def _broadcasts(record: RunRecord, wraps: Mapping[int, Wrap]) -> int:
         entry.kind == "broadcast" and entry.origin == "ddp-forward" and (entry.dtype != "int32" or entry.dtype in types)
         for entry in record.signatures
     ]
-    by_step: dict[int, int] = {}
-    for signature, step in zip(track.signature, track.step, strict=False):
-        if counted[signature]:
-            by_step[step] = by_step.get(step, 0) + 1
+    by_step = Counter(step for signature, step in zip(track.signature, track.step, strict=False) if counted[signature])
     return median_low(by_step.values()) if by_step else 0
 
 
@@ -188,14 +185,11 @@ def link_of(record: RunRecord, ranks: Collection[int]) -> Link | None:
     if not all("nccl" in backend for backend in backends):
         return None
     nvlinks = [gpu.nvlink_bytes_per_s for gpu in gpus if gpu.nvlink_bytes_per_s is not None]
-    if len(nvlinks) == len(gpus) and (len(gpus) == 2 or not _in_pairs(gpus)):
+    in_pairs = any(word in gpu.name.upper() for gpu in gpus for word in _PAIRS_ONLY)
+    if len(nvlinks) == len(gpus) and (len(gpus) == 2 or not in_pairs):
         return Link(kind="NVLink", bytes_per_s=min(nvlinks))
     lanes = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s is not None]
     return Link(kind="PCIe", bytes_per_s=min(lanes)) if len(lanes) == len(gpus) else None
-
-
-def _in_pairs(gpus: Sequence[Gpu]) -> bool:
-    return any(word in gpu.name.upper() for gpu in gpus for word in _PAIRS_ONLY)
 
 
 LEAST_EXPOSED = 0.5

@@ -270,8 +270,8 @@ def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
     values = list(chain.from_iterable(getattr(track, name)[start:] for name in names))
     count = len(track) - start
     values[: count * rounded] = [value // _UNIT_NS for value in values[: count * rounded]]
-    differences = array("q", map(sub, values, chain((0,), values)))
-    return Rows(rank=track.rank, anew=anew, count=count, content=_planes(differences.tobytes()))
+    differences = array("q", map(sub, values, chain((0,), values))).tobytes()
+    return Rows(rank=track.rank, anew=anew, count=count, content=b"".join(differences[at::8] for at in range(8)))
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
@@ -304,10 +304,6 @@ COLUMNS: Mapping[type[Any], tuple[str, ...]] = {
 }
 _ROUNDED_COLUMNS = {kind: sum(name.endswith(_ROUNDED) for name in names) for kind, names in COLUMNS.items()}
 """How many these are."""
-
-
-def _planes(content: bytes) -> bytes:
-    return b"".join(content[at::8] for at in range(8))
 
 
 def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Message], most_bytes: int) -> Message:
