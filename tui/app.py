@@ -585,14 +585,3 @@ def _chosen_tone(environment: Mapping[str, str]) -> Tone:
         return "none"
     background = environment.get("COLORFGBG", "").rpartition(";")[2]
     return "light" if background in {"7", "15"} else "dark"
-
-
-def run_screen(
-    source: SnapshotSource,
-    *,
-    playback: Playback | None = None,
-    explain: Callable[[str], str] = lambda code: "",
-    exports: Exports | None = None,
-) -> ScreenEnd:
-    """Show a run until the user leaves; the caller ends the job where that is asked for, and closes the source."""
-    return DoctorApp(source, playback=playback, explain=explain, exports=exports).run() or "quit"

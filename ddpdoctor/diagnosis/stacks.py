@@ -155,16 +155,14 @@ def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
         elif file.endswith("torch/nn/parallel/distributed.py"):
             if frame.function == "__init__":
                 return Signature(kind="broadcast", origin="ddp-construct")
-            if position == 0 or _is_of_communication(frames[:position]):
+            if all(
+                "/torch/distributed/" in one.file or "nn/parallel/distributed.py" in one.file
+                for one in frames[:position]
+            ):
                 return Signature(kind="broadcast", origin="ddp-forward")
         elif frame.function == "_engine_run_backward" and position == 0 and idle:
             return Signature(kind="all_reduce", origin="ddp-backward")
     return None
-
-
-def _is_of_communication(inner: Sequence[Frame]) -> bool:
-    places = ("/torch/distributed/", "nn/parallel/distributed.py")
-    return all(any(place in frame.file for place in places) for frame in inner)
 
 
 def _call(turn: NextCall) -> tuple[object, ...]:

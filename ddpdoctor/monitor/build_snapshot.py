@@ -494,6 +494,8 @@ def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
     cause = next((finding for finding in examination.findings if finding.role == "cause"), None)
     section = examination.autopsy
     ranks = () if section is None else section.ranks
+    facts = [fact for finding in examination.findings for fact in finding.evidence if fact.stack]
+    stacks = {fact.rank: fact.stack for fact in reversed(facts)}
     return Snapshot(
         now_ns=now_ns,
         source="autopsy",
@@ -507,7 +509,7 @@ def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
                 rank=rank,
                 state=_said_of(rank, examination),
                 culprit=cause is not None and rank in cause.ranks,
-                stack=_stack_of(rank, examination),
+                stack=stacks.get(rank, ()),
             )
             for rank in ranks
         ),
@@ -567,8 +569,3 @@ def _said_of(rank: int, examination: Examination) -> str:
         if rank in finding.ranks:
             return finding.title
     return "no details are known"
-
-
-def _stack_of(rank: int, examination: Examination) -> tuple[Frame, ...]:
-    facts = (fact for finding in examination.findings for fact in finding.evidence)
-    return next((fact.stack for fact in facts if fact.rank == rank and fact.stack), ())

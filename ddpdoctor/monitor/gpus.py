@@ -88,6 +88,7 @@ class Driver:
         self._lost = False
         utilisation = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
+        temperature = self._ask("nvmlDeviceGetTemperature", device.whole, self._nvml.NVML_TEMPERATURE_GPU)
         reasons = self._first(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), device.whole
         )
@@ -95,7 +96,7 @@ class Driver:
             taken_at_ns=epoch_ns(),
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),
             memory_used_bytes=None if memory is None else int(memory.used),
-            temperature_c=self._temperature(device),
+            temperature_c=None if temperature is None else float(temperature),
             power_w=self._watts("nvmlDeviceGetPowerUsage", device),
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", device.whole, self._nvml.NVML_CLOCK_SM),
             throttle_reasons=reasons_in_words(reasons or 0),
@@ -148,10 +149,6 @@ class Driver:
 
     def _identity(self, device: Device) -> str:
         return str(self._ask("nvmlDeviceGetUUID", device.whole) or "") if self._xids else ""
-
-    def _temperature(self, device: Device) -> float | None:
-        value = self._first(("nvmlDeviceGetTemperature",), device.whole, self._nvml.NVML_TEMPERATURE_GPU)
-        return None if value is None else float(value)
 
     def _watts(self, name: str, device: Device) -> float | None:
         milliwatts = self._ask(name, device.whole)

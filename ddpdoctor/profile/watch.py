@@ -524,7 +524,10 @@ class RunSource:
         if self._run.divergence is not None:
             self._is_suspicion = is_suspicion(self._run.divergence)
         if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
-            record = _without_collectives(record)
+            # Ranks write of their collectives at different moments, which is for no check unless it proves something.
+            absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
+            streams = {**record.streams, "collectives": absent}
+            record = msgspec.structs.replace(record, collectives=(), streams=streams)
         if whole or not stalled:
             newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
             self._finding_hold.end_standstill(min(newest, default=0), refuted=self._is_suspicion)
@@ -598,12 +601,6 @@ def _judged_ns(step_ns: float, ranks: int) -> int:
     """Return how far back the checks look, where a step takes so long."""
     wanted_ns = max(JUDGED_WINDOW_NS, JUDGED_STEPS * step_ns)
     return int(min(wanted_ns, max(JUDGED_STEPS, JUDGED_ROWS // ranks) * step_ns))
-
-
-def _without_collectives(record: RunRecord) -> RunRecord:
-    """Keep from the checks what ranks wrote of their collectives at different moments, unless it proves something."""
-    absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
-    return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 
 
 def _ended_well_after_all(finding: Finding, record: RunRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpdoctor.examination import Difference, Figure, GateSection
+from ddpdoctor.examination import Figure, GateSection
 from ddpdoctor.gate.budget import amount, percent, share
 from ddpdoctor.report.layout import note_lines, paragraph
 from ddpdoctor.report.streams import one_line
@@ -72,13 +72,9 @@ def _figure(figure: Figure, labels: int, width: int) -> list[Text]:
         value = Text(f"{amount(figure, figure.before)} → {now}  {share(figure)}", _STYLES.get(figure.change, ""))
     lines = [Text.assemble("  ", figure.label.ljust(labels), "  ", value)]
     for difference in figure.differences[:LINES_SHOWN]:
-        lines += paragraph(Text(line_sentence(figure, difference), "dim"), width, indent=6)
+        was, then = amount(figure, difference.before), amount(figure, difference.now)
+        told = one_line(f"{difference.shown}  {difference.what}: {was} → {then}")
+        lines += paragraph(Text(told, "dim"), width, indent=6)
     if len(figure.differences) > LINES_SHOWN:
         lines.append(Text(f"      and {len(figure.differences) - LINES_SHOWN} more lines", "dim"))
     return lines
-
-
-def line_sentence(figure: Figure, difference: Difference) -> str:
-    """Return one line's part of a change."""
-    was, now = amount(figure, difference.before), amount(figure, difference.now)
-    return one_line(f"{difference.shown}  {difference.what}: {was} → {now}")

@@ -279,7 +279,7 @@ def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tupl
             row = lanes.row(turn.rank, position)
             if row is None or len(steps) == 3:
                 break
-            if not lanes.reduces_gradients(turn.rank, row):
+            if lanes.record.signatures[track.signature[row]].origin != "ddp-backward":
                 continue
             if track.forward_site[row] == track.forward_site[turn.row] and track.step[row] != steps[-1]:
                 steps.append(track.step[row])

@@ -109,10 +109,6 @@ class Lanes:
             self._lines[site] = None if frame is None else (frame.file, frame.line)
         return self._lines[site]
 
-    def reduces_gradients(self, rank: int, row: int) -> bool:
-        """Return whether DDP issued an entry in backward."""
-        return self.record.signatures[self.tracks[rank].signature[row]].origin == "ddp-backward"
-
     def held_at(self, held: Blocked | None, position: int) -> bool:
         """Return whether a rank waits in the entry at a position, or in a later one that the same line made with it."""
         if held is None or held.position is None or held.row is None or held.rank not in self.lanes:

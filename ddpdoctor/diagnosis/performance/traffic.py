@@ -219,7 +219,7 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
         known = exposed_ns >= LEAST_EXPOSED * window_ns and meeting.ranks == meeting.members
         yield Traffic(
             group=_group_name(meeting.members, record.job.world_size or len(ranks)),
-            backend=_backend(record, meeting.members),
+            backend=next((one.backend for one in record.groups if one.ranks == meeting.members), record.job.backend),
             kind=GRADIENTS,
             calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
             bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
@@ -313,8 +313,3 @@ def _group_name(ranks: tuple[int, ...], world_size: int, name: str = "") -> str:
     """Return who is in a group, behind the name of its dimension in a device mesh if it is one's."""
     members = f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
     return f"{name} of {members}" if name else members
-
-
-def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:
-    fitting = (group.backend for group in record.groups if group.ranks == ranks)
-    return next(fitting, record.job.backend)

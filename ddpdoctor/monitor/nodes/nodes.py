@@ -160,7 +160,9 @@ class Nodes:
         self._several_since_ns = (self._several_since_ns or now_ns) if several else 0
         is_settled = several and now_ns - self._several_since_ns >= SETTLED_AFTER_NS
         if 0 in own:
-            self._leave_head()
+            if self._agent is not None:  # Nothing is forwarded any more: rank 0 is here.
+                self._agent.close()
+                self._agent, self._known_head = None, ""
             if is_settled or self._head_at is not None:
                 self._lead(is_settled, now_ns)
             if self._head is not None:
@@ -178,12 +180,6 @@ class Nodes:
         self._several_since_ns, self._seeks, self._fault = 0, -1, ""
         if self._head is not None:
             self._led_since_ns = epoch_ns()
-
-    def _leave_head(self) -> None:
-        """Forward nothing any more: rank 0 is here."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent, self._known_head = None, ""
 
     def _resign(self) -> None:
         """Be no head any more: rank 0 is elsewhere since the job was started again."""

@@ -228,10 +228,7 @@ def _of_json(content: bytes) -> Dump:
 
 def _depth(content: bytes) -> int:
     """Return how many opening brackets stand in a row at the most, which is what a bomb of nested lists is made of."""
-    longest = 0
-    for match in re.finditer(rb"[\[{]{8,}", content):
-        longest = max(longest, len(match[0]))
-    return longest
+    return max((len(match[0]) for match in re.finditer(rb"[\[{]{8,}", content)), default=0)
 
 
 def _checked(dump: Dump) -> Dump:
