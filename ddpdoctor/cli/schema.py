@@ -82,9 +82,7 @@ def _fields(kind: type[msgspec.Struct], *, reported: bool) -> dict[str, Schema]:
 def _of(kind: inspect.Type, *, reported: bool) -> Schema:
     match kind:
         case inspect.StructType():
-            if kind.cls is Finding:
-                return _finding()
-            return _object(_fields(kind.cls, reported=reported))
+            return _finding() if kind.cls is Finding else _object(_fields(kind.cls, reported=reported))
         case inspect.VarTupleType() | inspect.ListType() | inspect.FrozenSetType() | inspect.CollectionType():
             return _list(_of(kind.item_type, reported=reported))
         case inspect.TupleType():

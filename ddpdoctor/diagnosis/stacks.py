@@ -401,9 +401,7 @@ def judge_liveness(samples: Sequence[ProcessSample], stall_after_s: float) -> Li
     if not _is_idle(window, IDLE_CPU_SHARE) or any(sample.wakes for sample in window) or _is_woken(window):
         return "busy"
     stacks = [sample.stack_hash for sample in window if sample.stack_hash]
-    if len(stacks) < 2 or len(set(stacks)) != 1:
-        return "busy"
-    return "stuck"
+    return "busy" if len(stacks) < 2 or len(set(stacks)) != 1 else "stuck"
 
 
 def at_rest(samples: Sequence[ProcessSample], stall_after_s: float) -> bool:

@@ -143,9 +143,7 @@ class LastWait:
 
     def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
         """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
-        if exit_code == 0 or all(rank.main_finished for rank in record.ranks):
-            return None
-        return self.ended_in
+        return None if exit_code == 0 or all(rank.main_finished for rank in record.ranks) else self.ended_in
 
 
 # What each rank does now, in words, with its figures.
@@ -396,6 +394,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     accused = [finding.ranks for finding in holding if finding.severity is not Severity.ADVICE]
     culprits = {look.culprit} if look.culprit is not None else _late(summary, accused)
     ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns, told_to_end=look.told_to_end)
+    ended_ns = max((rank.ended_ns for rank in record.ranks), default=0)
     overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(
         now_ns=look.now_ns,
@@ -407,7 +406,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         launcher_pid=look.launcher_pid,
         state=look.state,
         started_at_ns=job.started_ns,
-        ended_at_ns=_ended_ns(look) if look.state == "ended" else None,
+        ended_at_ns=None if look.state != "ended" else ended_ns or look.now_ns,
         exit_code=look.exit_code,
         world_size=job.world_size or None,
         nodes=len({rank.node for rank in record.ranks}) or None,
@@ -467,12 +466,6 @@ def _late(summary: RunSummary, accused: Sequence[tuple[int, ...]]) -> set[int]:
     """Ranks that findings name alone and that make the others wait."""
     late = {rank.rank for rank in summary.ranks if rank.late_phase}
     return {ranks[0] for ranks in accused if len(ranks) == 1} & late
-
-
-def _ended_ns(look: Look) -> int:
-    """When the last rank ended, where that is known."""
-    times = [rank.ended_ns for rank in look.record.ranks if rank.ended_ns]
-    return max(times, default=look.now_ns)
 
 
 # An autopsy as a source of snapshots: the screen shows it as it shows a run that stands, without durations.

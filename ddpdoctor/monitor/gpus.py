@@ -411,9 +411,7 @@ def _position(gpus: tuple[Gpu, ...], rank: RankProcess) -> int | None:
     """
     named = _named(gpus, rank)
     held = _held(gpus, rank.pid) if rank.pid else {}
-    if not held or named in held:
-        return named
-    return max(held, key=lambda position: held[position])
+    return named if not held or named in held else max(held, key=lambda position: held[position])
 
 
 def _held(gpus: tuple[Gpu, ...], pid: int) -> dict[int, int]:

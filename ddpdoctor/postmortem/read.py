@@ -58,7 +58,7 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
                 reports.read(found.name, content)
                 told.read += 1
                 continue
-            dump, _ = dumps.read(content)
+            dump = dumps.read(content)
         except (DumpError, OSError, EOFError) as error:
             damaged.append(f"{found.name} is not a usable dump: {reason_of(error)}")
             if rank is not None:

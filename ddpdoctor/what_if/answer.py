@@ -599,6 +599,4 @@ def _gain(model: Model, finding: Finding) -> Gain | None:
         speedup = _best(
             model, [_change(model, each) for each in remedies(model.observed) if each.family == family]
         ).speedup
-    if speedup.value < 1.005:
-        return None
-    return Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)
+    return None if speedup.value < 1.005 else Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)

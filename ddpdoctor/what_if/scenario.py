@@ -507,9 +507,7 @@ class Model:
 
 def _unsteadiness(blocks: Sequence[float]) -> float:
     """Standard error of the mean step, by parts of the run, as a share of it."""
-    if len(blocks) < 2:
-        return LEAST_ERROR
-    return stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
+    return LEAST_ERROR if len(blocks) < 2 else stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
 
 
 def _times(before_ns: float, after_ns: float) -> float:

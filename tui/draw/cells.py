@@ -39,9 +39,7 @@ EMPTY: Line = ()
 def shown(text: str) -> str:
     """Text from outside on one line, without anything that a terminal obeys, hides, or draws wider than it counts."""
     cleaned = one_line(text[:CLEANED_CHARACTERS])
-    if cleaned.isascii():
-        return cleaned
-    return "".join(map(_steady, cleaned))
+    return cleaned if cleaned.isascii() else "".join(map(_steady, cleaned))
 
 
 def _steady(character: str) -> str:

@@ -61,9 +61,7 @@ def name_of(one: Incident) -> str:
         return "cut"
     if one.kind == "nccl" and one.passed_on:
         return "nccl-passed-on"
-    if one.kind == "lost-peer" and one.type == "NCCL WARN":
-        return "lost-by-nccl"
-    return one.kind
+    return "lost-by-nccl" if one.kind == "lost-peer" and one.type == "NCCL WARN" else one.kind
 
 
 def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool:

@@ -87,9 +87,7 @@ def advice_of(cause: LogCause) -> Advice:
         return "retry" if any(_PORT_TAKEN.search(one.message) for one in cause.incidents) else "unknown"
     if first.type == ERROR_LINE:
         return "unknown"
-    if first.kind == "raised" and first.type in _PASSES:
-        return "retry"
-    return of_trouble(cause.trouble)
+    return "retry" if first.kind == "raised" and first.type in _PASSES else of_trouble(cause.trouble)
 
 
 def of_trouble(trouble: Trouble | None) -> Advice:

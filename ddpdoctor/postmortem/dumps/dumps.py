@@ -108,20 +108,20 @@ class Dumps:
     def __init__(self) -> None:
         self._known: list[tuple[bytes, Dump]] = []
 
-    def read(self, content: bytes) -> tuple[Dump, bool]:
-        """Return the dump, and whether it is one that was read before but for its times; raises DumpError."""
+    def read(self, content: bytes) -> Dump:
+        """Return the dump, the same one where it was read before but for its times; raises DumpError."""
         if len(content) > LARGEST_BYTES:
             raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, too large for a flight-recorder dump")
         if content[:1] != b"\x80":
-            return _checked(_of_json(content)), False
+            return _checked(_of_json(content))
         bare = timeless(content)
         for known, dump in self._known:
             if bare == known:
-                return dump, True
+                return dump
         dump = _checked(_of_pickle(content))
         if len(self._known) < MOST_KNOWN:
             self._known.append((bare, dump))
-        return dump, False
+        return dump
 
 
 def timeless(content: bytes) -> bytes:

@@ -167,6 +167,4 @@ def _artifact(file: str, root: str) -> dict[str, str]:
         encoded = quote(os.fsencode(path))
     except UnicodeEncodeError:
         encoded = quote(path.encode("utf-8", "backslashreplace"))
-    if os.path.isabs(path):
-        return {"uri": f"file://{encoded}"}
-    return {"uri": encoded, "uriBaseId": "%SRCROOT%"}
+    return {"uri": f"file://{encoded}"} if os.path.isabs(path) else {"uri": encoded, "uriBaseId": "%SRCROOT%"}
