@@ -451,7 +451,9 @@ class Model:
         self.observed = observed
         self._assumptions = assumptions(observed)
         self._before = [replay(scenario(observed, Settings(), each)) for each in self._assumptions]
-        self._unsteady = _unsteadiness(observed.block_step_ns)
+        blocks = observed.block_step_ns
+        self._unsteady = LEAST_ERROR if len(blocks) < 2 else stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
+        """Standard error of the mean step, by parts of the run, as a share of it."""
 
     @property
     def unchanged(self) -> Replay:
@@ -503,11 +505,6 @@ class Model:
         seen = len(self.observed.ranks)
         grown = (settings.accumulation or self.observed.micro_batches) / self.observed.micro_batches
         return grown if settings.scaling == "strong" else grown * (settings.ranks or seen) / seen
-
-
-def _unsteadiness(blocks: Sequence[float]) -> float:
-    """Standard error of the mean step, by parts of the run, as a share of it."""
-    return LEAST_ERROR if len(blocks) < 2 else stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
 
 
 def _times(before_ns: float, after_ns: float) -> float:
