@@ -25,8 +25,7 @@ from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, Snapsh
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, fitted, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.glyphs import Glyphs, Tone, chosen_glyphs, palette_of
 from ddpdoctor.tui.navigation import Navigation
-from ddpdoctor.tui.screens.frame import TABS
-from ddpdoctor.tui.screens.pages import paint_defect, paint_screen
+from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
 from ddpdoctor.tui.screens.sections import lasting
 from ddpdoctor.tui.timeline import Canvas, Timeline
 from ddpdoctor.tui.view import View

@@ -27,16 +27,6 @@ class Tab:
     short: str
 
 
-TABS = (
-    Tab("overview", "1", "Overview", "Over"),
-    Tab("ranks", "2", "Ranks", "Ranks"),
-    Tab("communication", "3", "Communication", "Comm"),
-    Tab("gpus", "4", "GPUs", "GPUs"),
-    Tab("findings", "5", "Findings", "Find"),
-    Tab("stall", "6", "Stall", "Stall"),
-)
-
-
 def title_line(view: View, width: int) -> Line:
     """Return which run this is, what state it is in, how old the figures are."""
     snapshot = view.snapshot
@@ -114,17 +104,17 @@ def _playback(view: View) -> str:
     return f"{clock(state.elapsed_ns)}{length} {speed}  "
 
 
-def tab_line(view: View, page: str, width: int) -> tuple[Line, tuple[Target, ...]]:
+def tab_line(view: View, tabs: Sequence[Tab], page: str, width: int) -> tuple[Line, tuple[Target, ...]]:
     """Return the pages with their keys; the one that is shown stands out, as does one with news.
 
     As many names are shortened as it takes, those first that save most.
     """
-    saving = sorted(range(len(TABS)), key=lambda at: (len(TABS[at].short) - len(TABS[at].title), -at))
-    for shortened in range(len(TABS) + 1):
+    saving = sorted(range(len(tabs)), key=lambda at: (len(tabs[at].short) - len(tabs[at].title), -at))
+    for shortened in range(len(tabs) + 1):
         cells: list[Cell] = [Cell(" ")]
         targets = []
         at = 1
-        for number, tab in enumerate(TABS):
+        for number, tab in enumerate(tabs):
             on, news = tab.page == page, _news(view.snapshot, tab.page)
             name = tab.short if number in saving[:shortened] else tab.title
             words = f" {tab.key} {name}{f' {news}' if news else ''} "
@@ -173,9 +163,11 @@ def key_line(view: View, keys: Sequence[tuple[str, str]], width: int) -> Line:
     return right_aligned(tuple(cells), right, width)
 
 
-def framed(view: View, keys: Sequence[tuple[str, str]], page: str, body: Painting, width: int) -> Painting:
+def framed(
+    view: View, tabs: Sequence[Tab], keys: Sequence[tuple[str, str]], page: str, body: Painting, width: int
+) -> Painting:
     """Return a page between its frame's lines."""
-    tabbed, targets = tab_line(view, page, width)
+    tabbed, targets = tab_line(view, tabs, page, width)
     return Painting(
         tuple(
             fitted(cells, width, view.glyphs.dots)

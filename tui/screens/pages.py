@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, scrolled, stacked
 from ddpdoctor.tui.screens.communication import paint_communication
 from ddpdoctor.tui.screens.findings import paint_finding, paint_findings
-from ddpdoctor.tui.screens.frame import FRAME_LINES, TABS, framed
+from ddpdoctor.tui.screens.frame import FRAME_LINES, Tab, framed
 from ddpdoctor.tui.screens.gpus import paint_gpus
 from ddpdoctor.tui.screens.overview import paint_overview
 from ddpdoctor.tui.screens.rank import paint_rank
@@ -76,6 +76,14 @@ def _reading(view: View) -> list[Line]:
 
 Keys = tuple[tuple[str, str], ...]
 
+TABS = (
+    Tab("overview", "1", "Overview", "Over"),
+    Tab("ranks", "2", "Ranks", "Ranks"),
+    Tab("communication", "3", "Communication", "Comm"),
+    Tab("gpus", "4", "GPUs", "GPUs"),
+    Tab("findings", "5", "Findings", "Find"),
+    Tab("stall", "6", "Stall", "Stall"),
+)
 _TABS: Keys = ((f"{TABS[0].key}-{TABS[-1].key}", "pages"),)
 _ALWAYS: Keys = (("space", "pause"), (", .", "back, forward"), ("?", "help"), ("q", "quit"))
 _ROWS: Keys = (("Enter", "open"), ("/", "filter"), ("s", "sort"), ("r", "reverse"))
@@ -136,7 +144,7 @@ def paint_screen(view: View, width: int, height: int) -> Painting:
     page = PAGES[view.page]
     body = page.paint(view, width, max(1, height - FRAME_LINES))
     keys = [key for key in page.keys if _may_be_pressed(key[0], view)]
-    return framed(view, (*keys, *_ALWAYS), page.tab, body, width)
+    return framed(view, TABS, (*keys, *_ALWAYS), page.tab, body, width)
 
 
 def _may_be_pressed(key: str, view: View) -> bool:
@@ -159,4 +167,4 @@ def paint_defect(view: View, width: int, height: int, error: Exception) -> Paint
         Cell("  "),
     )
     body = stacked(max(1, height - FRAME_LINES), lines)
-    return framed(view, _ALWAYS, PAGES[view.page].tab, body, width)
+    return framed(view, TABS, _ALWAYS, PAGES[view.page].tab, body, width)
