@@ -136,7 +136,7 @@ def _inputs_differ(record: RunRecord, number: int) -> bool:
     of_wrap = [one for one in record.forwards if one.wrap == number and one.synchronised and one.training]
     by_rank = grouped((one for one in of_wrap if one.input_digest), lambda one: one.rank)
     steps = list(zip(*by_rank.values(), strict=False)) if len(by_rank) > 1 else []
-    return bool(steps) and all(len(set(step)) > 1 for step in steps)
+    return bool(steps) and all(len({one.input_digest for one in step}) > 1 for step in steps)
 
 
 def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_user: bool) -> str:
