@@ -213,7 +213,6 @@ class DoctorApp(App[ScreenEnd]):
         exports: Exports | None = None,
         export_directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        refresh_s: float = REFRESH_S,
     ) -> None:
         given = os.environ if environment is None else environment
         self._tone = _chosen_tone(given)
@@ -226,7 +225,7 @@ class DoctorApp(App[ScreenEnd]):
         self._export_directory = export_directory
         self._root = os.getcwd()
         self._glyphs = chosen_glyphs(given)
-        self._watcher = Watcher(source, playback, max(0.25, refresh_s), self.post_message)
+        self._watcher = Watcher(source, playback, REFRESH_S, self.post_message)
         self._timeline = Timeline()
         self._playback_state: PlaybackState | None = None
         self._note, self._noted_s = "", 0.0
@@ -234,11 +233,6 @@ class DoctorApp(App[ScreenEnd]):
         self._fresh_s = time.monotonic()
         self._terminal_modes: list[Any] = []
         self._canvas = Canvas(palette_of(self._tone), plain=self._glyphs.plain)
-
-    @property
-    def shown_snapshot(self) -> Snapshot | None:
-        """The snapshot on display."""
-        return self._timeline.shown
 
     def compose(self) -> ComposeResult:
         """Yield one canvas."""
@@ -590,14 +584,3 @@ def _chosen_tone(environment: Mapping[str, str]) -> Tone:
         return "none"
     background = environment.get("COLORFGBG", "").rpartition(";")[2]
     return "light" if background in {"7", "15"} else "dark"
-
-
-def run_screen(
-    source: SnapshotSource,
-    *,
-    playback: Playback | None = None,
-    explain: Callable[[str], str] = lambda code: "",
-    exports: Exports | None = None,
-) -> ScreenEnd:
-    """Show a run until the user leaves; the caller ends the job where that is asked for, and closes the source."""
-    return DoctorApp(source, playback=playback, explain=explain, exports=exports).run() or "quit"

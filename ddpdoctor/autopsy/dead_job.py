@@ -239,9 +239,7 @@ def concluded(
     causes = [finding for finding in findings if finding.role == "cause"]
     failing = any(finding.severity.at_least(request.fail_on) for finding in findings)
     crashed = [result for result in results if result.crashed]
-    verdict: Verdict = "findings" if failing else "inconclusive"
-    if causes and not failing:
-        verdict = "clean"
+    verdict: Verdict = "findings" if failing else "clean" if causes else "inconclusive"
     code = {"findings": ExitCode.FINDINGS, "clean": ExitCode.CLEAN, "inconclusive": ExitCode.INCONCLUSIVE}[verdict]
     stands = {finding.code for finding in findings}
     return Examination(

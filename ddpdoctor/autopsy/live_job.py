@@ -297,7 +297,7 @@ def with_recordings(record: RunRecord, seen: Sequence[Seen]) -> tuple[RunRecord,
         problem = one.recording.problem
         if one.recording.content:
             try:
-                book.add(one.rank.rank, dumps.read(one.recording.content)[0])
+                book.add(one.rank.rank, dumps.read(one.recording.content))
             except DumpError as error:
                 problem = f"its flight recorder cannot be used: {error}"
         if problem:

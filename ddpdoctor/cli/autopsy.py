@@ -49,11 +49,7 @@ def autopsy(
     raw: bool,
     tui: bool,
     fail_on: str,
-    output_format: str,
-    output: str | None,
-    reports: tuple[str, ...],
-    force: bool,
-    no_color: bool,
+    wanted: ExaminationOutput,
 ) -> None:
     """Explain why a job died, from its logs (any launcher), error files and flight-recorder dumps.
 
@@ -72,8 +68,7 @@ def autopsy(
         raise UsageError(
             "no log or dump was given", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
         )
-    wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=map(Path, paths))
-    wanted.refuse()
+    wanted.refuse(map(Path, paths))
     request = AutopsyRequest(paths=() if live else paths, fail_on=Severity(fail_on))
     if live:
         names = tuple(name for names in hosts for name in names.split(",") if name)

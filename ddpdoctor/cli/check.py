@@ -153,11 +153,7 @@ def check(
     force_exclude: bool,
     stdin_filename: str | None,
     jobs: int,
-    output_format: str,
-    output: str | None,
-    reports: tuple[str, ...],
-    force: bool,
-    no_color: bool,
+    wanted: ExaminationOutput,
 ) -> None:
     """Examine a script: read its source, rehearse it on a few ranks for a few batches, and report what is wrong.
 
@@ -173,14 +169,13 @@ def check(
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
         raise UsageError("`--fix` cannot write to stdin", "`--diff` shows what it would do.")
-    sources = (*map(Path, paths), script_path(line)) if output or reports or output_format == "github" else ()
-    wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=sources)
-    if diff and reports:
+    if diff and wanted.reports:
         raise UsageError("`--diff` writes no report", "Omit `--report`.")
-    wanted.refuse()
+    writes = wanted.file or wanted.reports or wanted.format == "github"
+    wanted.refuse((*map(Path, paths), script_path(line)) if writes else ())
     threshold = Severity(fail_on) if fail_on else None
     selected, ignored = words(select), words(ignore)
-    for_people = output_format in FOR_PEOPLE and not reports
+    for_people = wanted.format in FOR_PEOPLE and not wanted.reports
     if fix or diff:
         paths = paths or (str(script_path(line)),)
     single = ExamineRequest(
@@ -188,7 +183,7 @@ def check(
         arguments=line.arguments,
         launch=line.launch,
         static=static,
-        hint=output_format == "full",
+        hint=wanted.format == "full",
         **how,
         stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
         resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
@@ -219,7 +214,7 @@ def check(
             force_exclude=force_exclude,
             jobs=jobs or os.cpu_count() or 1,
             fixes=fix or diff,
-            hint=output_format == "full",
+            hint=wanted.format == "full",
         )
         if diff:
             found, text = _shown(request)

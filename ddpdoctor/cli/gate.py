@@ -109,11 +109,7 @@ def gate(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     fail_on: str | None,
-    output_format: str,
-    output: str | None,
-    reports: tuple[str, ...],
-    force: bool,
-    no_color: bool,
+    wanted: ExaminationOutput,
 ) -> None:
     """Examine scripts as `check` does, and compare with a committed baseline: for CI.
 
@@ -133,20 +129,11 @@ def gate(
     if allowed_time_growth is not None and against is None:
         raise UsageError("`--allowed-time-growth` goes with `--against`", "Times of other machines cannot be compared.")
     if watch:
-        ctx.exit(
-            _watched(
-                ctx,
-                (*scripts, *([module] if module else [])),
-                ExaminationOutput(output_format, output, reports, force=force, no_color=no_color),
-                time_limit,
-                Severity(fail_on) if fail_on else None,
-            )
-        )
+        named = [*scripts, *([module] if module else [])]
+        ctx.exit(_watched(ctx, named, wanted, time_limit, Severity(fail_on) if fail_on else None))
     settings = find_settings(Path.cwd())
     lines = _targets(ctx, scripts, module, settings)
-    sources = [script_path(target.line) for target in lines]
-    wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=sources)
-    wanted.refuse()
+    wanted.refuse([script_path(target.line) for target in lines])
     file = baseline or settings.gate.baseline or DEFAULT_FILE
     directory = settings.directory if not baseline and settings.gate.baseline else Path.cwd()
     mode: Mode = "update" if update else "prune" if prune else "compare"
@@ -196,7 +183,7 @@ def _given(ctx: click.Context) -> tuple[str, ...]:
 
 def _watched(
     ctx: click.Context,
-    named: tuple[str, ...],
+    named: list[str],
     wanted: ExaminationOutput,
     time_limit_s: float | None,
     fail_on: Severity | None,

@@ -40,8 +40,25 @@ _FORCE = click.option("--force", is_flag=True, help="Overwrite files even if the
 _OUTPUT = click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
 
 
-def _options(function: Decorated, kinds: Sequence[str], formats: Sequence[str], help: str, *more: Any) -> Decorated:
-    """Add the options, ``more`` among them; the first of ``formats`` is the default, which ``help`` explains."""
+def _options(
+    function: Decorated,
+    gathered_as: Callable[..., object],
+    kinds: Sequence[str],
+    formats: Sequence[str],
+    help: str,
+    *more: Any,
+) -> Decorated:
+    """Add the options, ``more`` among them, of which ``gathered_as`` makes what the command takes as ``wanted``.
+
+    The first of ``formats`` is the default, which ``help`` explains.
+    """
+
+    @functools.wraps(function)
+    def gathered(*arguments: Any, **given: Any) -> Any:
+        named = {name: given.pop(name) for name in ("reports", "export", "force", "no_color") if name in given}
+        wanted = gathered_as(format=given.pop("output_format"), file=given.pop("output"), **named)
+        return function(*arguments, wanted=wanted, **given)
+
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
         _FORCE,
@@ -56,14 +73,14 @@ def _options(function: Decorated, kinds: Sequence[str], formats: Sequence[str], 
         _OUTPUT,
         click.option("--output-format", type=click.Choice(formats), default=formats[0], show_default=True, help=help),
     ):
-        function = option(function)
-    return function
+        gathered = option(gathered)
+    return cast("Decorated", gathered)
 
 
 def output_options(function: Decorated) -> Decorated:
-    """Return the options that make an ``ExaminationOutput``."""
+    """Return the options that make an ``ExaminationOutput``, which the command takes as ``wanted``."""
     meaning = "Text, one line per finding, JSON, an HTML page, or a format for CI servers."
-    return _options(function, KINDS, FORMATS, meaning)
+    return _options(function, ExaminationOutput, KINDS, FORMATS, meaning)
 
 
 def run_output_options(
@@ -73,30 +90,9 @@ def run_output_options(
 
     ``exports`` are the kinds of what ``--export KIND=FILE`` writes, of which ``help`` tells.
     """
-
-    def decorate(function: Decorated) -> Decorated:
-        @functools.wraps(function)
-        def gathered(*arguments: Any, **given: Any) -> Any:
-            wanted = RunOutput(
-                format=given.pop("output_format"),
-                file=given.pop("output"),
-                reports=given.pop("reports"),
-                export=given.pop("export", None),
-                exports=exports,
-                formats=formats,
-                force=given.pop("force"),
-                no_color=given.pop("no_color"),
-            )
-            return function(*arguments, wanted=wanted, **given)
-
-        more = (click.option("--export", metavar="KIND=FILE", help=help),) if exports else ()
-        return cast("Decorated", _options(gathered, formats, formats, "Format of the report.", *more))
-
-    return decorate
-
-
-TRACE = run_output_options("trace", help="Write a trace for Perfetto: trace=FILE; packed where its name ends with .gz.")
-"""The options of ``profile`` and ``report``."""
+    made = functools.partial(RunOutput, exports=exports, formats=formats)
+    more = (click.option("--export", metavar="KIND=FILE", help=help),) if exports else ()
+    return lambda function: _options(function, made, formats, formats, "Format of the report.", *more)
 
 
 def file_options(function: Decorated) -> Decorated:
@@ -179,57 +175,64 @@ def of_run(snapshot: Snapshot, kind: str, width: int = streams.PLAIN_WIDTH, *, c
     return run_text.render(snapshot, root, width, colour=colour)
 
 
-class ExaminationOutput:
+class _Output(msgspec.Struct, kw_only=True):
+    format: str
+    file: str | None = None
+    """For the report, instead of a stream."""
+    reports: tuple[str, ...] = ()
+    """Further ones, each ``KIND=FILE``."""
+    force: bool = False
+    """Overwrite what is no report of ours."""
+    no_color: bool = False
+
+
+class ExaminationOutput(_Output):
     """What is to be written of an examination."""
 
-    def __init__(
-        self,
-        output_format: str,
-        file: str | None,
-        reports: Sequence[str],
-        *,
-        force: bool,
-        no_color: bool,
-        sources: Iterable[Path] = (),
-    ) -> None:
-        """``sources`` are the scripts, which are never overwritten. Raises UsageError for reports that are none."""
-        self.format = output_format
-        self._sources = tuple(sources)
-        self._file = None if file is None else _output_file(file, force=force, sources=self._sources)
-        self._no_color = no_color
-        named = [kind_and_file(word, KINDS) for word in reports]
-        self._reports = [
-            ("full" if kind == "text" else kind, _output_file(path, force=force, sources=self._sources))
-            for kind, path in named
-        ]
-        _refuse_twice((*([file] if file else []), *(path for _, path in named)))
-        self._summary = os.environ.get("GITHUB_STEP_SUMMARY") if output_format == "github" else None
+    sources: tuple[Path, ...] = ()
+    """The scripts, which are never overwritten."""
 
-    def refuse(self) -> None:
-        """Raise UsageError now for what could not be written when the work is done."""
-        if self._file is None:
+    def refuse(self, sources: Iterable[Path] = ()) -> None:
+        """Raise UsageError now for reports that are none, and for what could not be written when the work is done.
+
+        ``sources`` are the scripts, which are never overwritten.
+        """
+        self.sources = tuple(sources)
+        further = self._further()
+        _refuse_twice((*([self.file] if self.file else []), *(path for _, path in further)))
+        if self.file is None:
             streams.demand_stdout()
         else:
-            self._file.refuse()
-        for _, report in self._reports:
-            report.refuse()
+            self._to(self.file).refuse()
+        for _, path in further:
+            self._to(path).refuse()
         if self._summary:
             from ddpdoctor.report.output_file import refuse_step_summary
 
-            refuse_step_summary(self._summary, self._sources)
+            refuse_step_summary(self._summary, self.sources)
+
+    @property
+    def _summary(self) -> str | None:
+        return os.environ.get("GITHUB_STEP_SUMMARY") if self.format == "github" else None
+
+    def _further(self) -> list[tuple[str, str]]:
+        return [kind_and_file(word, KINDS) for word in self.reports]
+
+    def _to(self, path: str) -> OutputFile:
+        return _output_file(path, force=self.force, sources=self.sources)
 
     def write(self, examination: Examination) -> None:
         """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
-        width = streams.PLAIN_WIDTH if self._file is not None else streams.result_width()
-        colour = self._file is None and streams.colours_wanted(self._no_color)
-        failures = _put_all(self._reports, lambda kind: _plain(examination, kind))
+        width = streams.PLAIN_WIDTH if self.file is not None else streams.result_width()
+        colour = self.file is None and streams.colours_wanted(self.no_color)
+        failures = self._put_further(lambda kind: _plain(examination, kind))
         self.write_text(rendered(examination, self.format, checks_of, width, colour=colour))
         self._finish(examination, failures)
 
     @property
     def takes_stdout(self) -> bool:
         """The report is a document on stdout, where nothing else may stand."""
-        return self._file is None and self.format != "full"
+        return self.file is None and self.format != "full"
 
     def write_run(self, snapshot: Snapshot, examination: Examination) -> None:
         """Write the same of a command that was watched: for people and as a page the run, otherwise its findings."""
@@ -237,9 +240,9 @@ class ExaminationOutput:
         def render(kind: str) -> str:
             return of_run(snapshot, kind) if kind in ("full", "html") else _plain(examination, kind)
 
-        failures = _put_all(self._reports, render)
+        failures = self._put_further(render)
         text = render(self.format)
-        if self._file is None and self.format == "full":
+        if self.file is None and self.format == "full":
             streams.say(text)  # stdout is the command's.
         else:
             self.write_text(text)
@@ -247,14 +250,18 @@ class ExaminationOutput:
 
     def write_text(self, text: str, output_format: str = "") -> None:
         """Write the one report that goes to stdout or to the file, as text in a format."""
-        if self._file is None:
+        if self.file is None:
             streams.write_result(text)
             return
         try:
-            self._file.write_text(text, output_format or self.format)
+            self._to(self.file).write_text(text, output_format or self.format)
         except UsageError:
             streams.write_result(text)  # The minutes that it took are not lost.
             raise
+
+    def _put_further(self, render: Callable[[str], str]) -> list[DdpDoctorError]:
+        kinds = [("full" if kind == "text" else kind, self._to(path)) for kind, path in self._further()]
+        return _put_all(kinds, render)
 
     def _finish(self, examination: Examination, failures: Sequence[DdpDoctorError]) -> None:
         """Append to the summary of a step of GitHub, then raise what had failed first."""
@@ -263,7 +270,7 @@ class ExaminationOutput:
             from ddpdoctor.report.output_file import append_step_summary
             from ddpdoctor.report.own_reports import encoded
 
-            append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
+            append_step_summary(self._summary, encoded(markdown.render(examination)), self.sources)
         for failure in failures:
             raise failure
 
@@ -284,22 +291,14 @@ def _checks(codes: Iterable[str]) -> list[LoadedCheck]:
     return [load(find(catalogue, code)) for code in sorted(codes)]
 
 
-class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
+class RunOutput(_Output):
     """What is to be written of a run."""
 
-    format: RunFormat = "text"
-    reports: tuple[str, ...] = ()
-    """Further ones, each ``KIND=FILE``."""
-    file: str | None = None
-    """For the report, instead of a stream."""
     export: str | None = None
     """For the trace or the plot: ``KIND=FILE``."""
     exports: tuple[str, ...] = ("trace",)
     """The kinds there are of it."""
     formats: tuple[RunFormat, ...] = RUN_FORMATS
-    force: bool = False
-    """Overwrite what is no report of ours."""
-    no_color: bool = False
 
     def refuse_what_cannot_be_written(self, source: str | None = None) -> None:
         """Raise UsageError now for what would fail when the run is over, or overwrite ``source``, the script."""
@@ -376,3 +375,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         content = encode(record)
         packed = file.endswith(".gz")
         _output_file(file, force=self.force).write(content if packed else gzip.decompress(content))
+
+
+TRACE = run_output_options("trace", help="Write a trace for Perfetto: trace=FILE; packed where its name ends with .gz.")
+"""The options of ``profile`` and ``report``."""

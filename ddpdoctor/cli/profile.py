@@ -149,13 +149,11 @@ def profile(
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
     if attached is not None:
-        from ddpdoctor.cli.live.elsewhere import look_on
-
         if run_dir is not None and ctx.get_parameter_source("run_dir") is ParameterSource.COMMANDLINE:
             raise UsageError("--attach writes no record", "Omit --run-dir.")
         if wanted.export is not None:
             raise UsageError("--attach has no record to export", "Omit --export.")
-        ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
+        ctx.exit(watching.look_on(attached, key_file, wanted, on_screen=on_screen))
     alone = None
     if one_rank is not None:
         from ddpdoctor.profile.recorded_run import one_rank_samples_per_s

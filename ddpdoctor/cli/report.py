@@ -15,7 +15,7 @@ from ddpdoctor.cli.options import Share, help_option
 from ddpdoctor.cli.options import runs as complete_runs
 from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, NoGround, UsageError
-from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
+from ddpdoctor.launch.kept_runs import kept_runs, live_processes, named_run, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats.json import HEAD, indented, of_result
@@ -168,8 +168,6 @@ def run_directory(run: str | None) -> Path:
 
     Raises UsageError where there is none.
     """
-    from ddpdoctor.launch.kept_runs import kept_runs, named_run
-
     if run is not None:
         return named_run(run).absolute()
     runs = kept_runs()
@@ -184,7 +182,6 @@ def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
     Raises UsageError where it continues, or is a rehearsal, RecordError where it cannot be read, and an inconclusive
     error where its steps can be read in part only: what is said of all ranks would be said of some.
     """
-    from ddpdoctor.launch.kept_runs import live_processes
     from ddpdoctor.profile.recorded_run import recorded
 
     snapshot, record = recorded(directory)

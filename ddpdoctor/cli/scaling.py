@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import ObservedJob
 from ddpdoctor.cli.options import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.cli.output import RunOutput, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
-from ddpdoctor.launch.environment import ObservedCommand
+from ddpdoctor.launch.environment import ObservedCommand, script_command
 from ddpdoctor.report import streams
-from ddpdoctor.what_if.links import ScalingRun
+from ddpdoctor.what_if.links import AllReduce, LinkSweep, ScalingRun
 
 
 @click.command(cls=JobCommand, add_help_option=False)
@@ -46,14 +50,12 @@ def scaling(
     The runs follow one another, each observed as by `ddpdoctor profile` and kept; their output goes to a file. Then the
     links are measured: a barrier, and all-reduces by size. Exits with 3 if the speed of a run is unknown.
     """
-    from ddpdoctor.launch.environment import script_command
     from ddpdoctor.launch.interpreter import find_interpreter
     from ddpdoctor.launch.request import visible_gpus
-    from ddpdoctor.profile.link_sweeps import sweep
     from ddpdoctor.report.formats.json import of_result
     from ddpdoctor.report.output_file import OutputFile
     from ddpdoctor.report.run import scaling_text
-    from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, points_of
+    from ddpdoctor.what_if.links import MeasuredScaling, points_of
 
     script: str | None = ctx.meta.get(SCRIPT)
     if script is None:
@@ -160,3 +162,70 @@ def run_on(command: ObservedCommand, ranks: int, most_steps: int | None) -> Scal
         samples_per_s=snapshot.samples_per_s,
         exposed_share=snapshot.exposed_share,
     )
+
+
+# The sweep of the links on so many ranks of this machine.
+
+SWEPT_IN_S = 180.0
+LINK_SWEEP = Path(__file__).parents[1] / "probe" / "link_sweep.py"
+
+
+def sweep(python: str, ranks: int) -> LinkSweep:
+    """Measure a barrier and all-reduces by size; raises DdpDoctorError, with the reason, where that fails."""
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-links-") as directory:
+        told = Path(directory) / "told.json"
+        command = script_command(python, str(LINK_SWEEP), (str(told),), ranks, module=False, spawns_ranks=False)
+        process = subprocess.Popen(
+            command.words,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            _, said = process.communicate(timeout=SWEPT_IN_S)
+        except subprocess.TimeoutExpired:
+            raise DdpDoctorError(f"the links of {ranks} ranks were not measured within {SWEPT_IN_S:.0f} s") from None
+        finally:
+            _end(process)
+        if not told.exists():
+            last = (said.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise DdpDoctorError(f"the links of {ranks} ranks could not be measured: {last}")
+        return _read(msgspec.json.decode(told.read_bytes()))
+
+
+def _read(told: dict[str, Any]) -> LinkSweep:
+    ranks = int(told["ranks"])
+    return LinkSweep(
+        ranks=ranks,
+        backend=str(told["backend"]),
+        barrier_s=float(told["barrier_s"]),
+        all_reduce=tuple(
+            AllReduce(
+                bytes=int(entry["bytes"]),
+                seconds=float(entry["seconds"]),
+                bus_bytes_per_s=2 * (ranks - 1) / ranks * int(entry["bytes"]) / float(entry["seconds"]),
+            )
+            for entry in told["all_reduce"]
+        ),
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the launcher and its ranks, if they still run; each rank has a session of its own."""
+    import psutil
+
+    if process.poll() is not None:
+        return
+    try:
+        started = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        started = []
+    process.kill()
+    for child in started:
+        try:
+            child.kill()
+        except psutil.Error:
+            continue
+    process.wait()

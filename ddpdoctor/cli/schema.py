@@ -6,6 +6,8 @@ A program may rely on what is listed here; a later version of schema 1 may add f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any, get_args
 
 import click
@@ -80,9 +82,7 @@ def _fields(kind: type[msgspec.Struct], *, reported: bool) -> dict[str, Schema]:
 def _of(kind: inspect.Type, *, reported: bool) -> Schema:
     match kind:
         case inspect.StructType():
-            if kind.cls is Finding:
-                return _finding()
-            return _object(_fields(kind.cls, reported=reported))
+            return _finding() if kind.cls is Finding else _object(_fields(kind.cls, reported=reported))
         case inspect.VarTupleType() | inspect.ListType() | inspect.FrozenSetType() | inspect.CollectionType():
             return _list(_of(kind.item_type, reported=reported))
         case inspect.TupleType():
@@ -198,16 +198,8 @@ def _compare() -> Schema:
     return _document({**told, "settings": settings, "findings_come": known, "findings_gone": known})
 
 
-def _what_if() -> Schema:
-    from ddpdoctor.what_if.scenario import WhatIf
-
-    return _document(_fields(WhatIf, reported=False))
-
-
-def _scaling() -> Schema:
-    from ddpdoctor.what_if.links import MeasuredScaling
-
-    return _document(_fields(MeasuredScaling, reported=False))
+def _result(module: str, name: str) -> Schema:
+    return _document(_fields(getattr(import_module(module), name), reported=False))
 
 
 def _explain() -> Schema:
@@ -224,8 +216,8 @@ _MADE: Mapping[str, Callable[[], Schema]] = {
     "report": _run,
     "runs": _runs,
     "compare": _compare,
-    "what-if": _what_if,
-    "scaling": _scaling,
+    "what-if": partial(_result, "ddpdoctor.what_if.scenario", "WhatIf"),
+    "scaling": partial(_result, "ddpdoctor.what_if.links", "MeasuredScaling"),
     "explain": _explain,
 }
 COMMANDS = tuple(_MADE)

@@ -80,7 +80,7 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     ends = {turn.action for turn in divergence.turns + divergence.proof if turn.rank == divergence.culprit}
     if divergence.form == "absentee" and "finished" not in ends and ends & {"raised", "signalled", "left-by-exit"}:
         if "raised" in ends:
-            return _named(divergence, record) or _unnamed(divergence, record)
+            return _of_exception(divergence, record)
         if "signalled" in ends:
             if record.job.stop_reason == "memory":
                 return "lacking-machine"
@@ -144,25 +144,19 @@ def _found(record: RunRecord) -> tuple[Divergence, Trouble] | None:
     return None if divergence is None else (divergence, classify(divergence, record))
 
 
-def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
-    """Return what the message of the culprit's exception names; None where it names nothing."""
+def _of_exception(divergence: Divergence, record: RunRecord) -> Trouble:
+    """Return what the message of the culprit's exception names, or that it comes of the machine of the rehearsal."""
     culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
     raised = root_exception(culprit) if culprit is not None else None
     if culprit is None or raised is None:
-        return None
+        return "exception"
     if asks_for_global_rank(culprit, raised):
         return "wrong-rank-kind"
     if record.job.kind != "rehearsal" and any(failed_rendezvous(record)):
         return "no-rendezvous"
-    return trouble_of(raised) or next((race.trouble for race in races(record) if race.died == raised), None)
-
-
-def _unnamed(divergence: Divergence, record: RunRecord) -> Trouble:
-    """Return an exception that nothing else is known of, or that comes of the machine of the rehearsal."""
-    culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
-    raised = root_exception(culprit) if culprit is not None else None
-    lacks = record.job.kind == "rehearsal" and raised is not None and lack_behind(raised, record) is not None
-    return "lacking-machine" if lacks else "exception"
+    named = trouble_of(raised) or next((race.trouble for race in races(record) if race.died == raised), None)
+    lacks = record.job.kind == "rehearsal" and lack_behind(raised, record) is not None
+    return named or ("lacking-machine" if lacks else "exception")
 
 
 def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:

@@ -247,15 +247,11 @@ def failed_initialisations(record: RunRecord) -> Iterator[tuple[Wait, Location |
     for position, wait in enumerate(record.waits):
         if wait.kind != "init_process_group" or not wait.error or (wait.site, wait.error) in said:
             continue
-        later = record.waits[position + 1 :]
-        if any(_succeeded(other) and other.rank in (wait.rank, -1) for other in later):
+        later = (one for one in record.waits[position + 1 :] if one.kind == wait.kind and one.rank in (wait.rank, -1))
+        if any(one.ended_ns > 0 and not one.error for one in later):
             continue
         said.add((wait.site, wait.error))
         yield wait, site_location(record.site(wait.site))
-
-
-def _succeeded(wait: Wait) -> bool:
-    return wait.kind == "init_process_group" and wait.ended_ns > 0 and not wait.error
 
 
 def _shortened(line: str) -> str:
@@ -333,8 +329,7 @@ def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:
     if in_a_collective and number is None:
         return (
             "Find out what ended that process: the log of the scheduler or of the container, or a manual `kill`. It "
-            "was "
-            "waiting for the others in a collective."
+            "was waiting for the others in a collective."
         )
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "Read the last lines that this rank printed, and look for the native call in its core dump."

@@ -539,10 +539,9 @@ def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Loca
         for access in accesses:
             met = access.action == "read" and len(writers) == 1 and access.rank not in writers
             alone = access.action in _DOES and len({other.rank for other in accesses}) == 1
-            if (trouble == "early-read" and met) or (trouble == "path-race" and alone):
-                lines.setdefault(access.site, []).append(path)
-            alone_writes = access.action == "write" and len(writers) == 1
-            if trouble == "download-race" and alone_writes and _read_by_others(accesses):
+            read = any(other.action == "read" and other.rank not in writers for other in accesses)
+            fed = access.action == "write" and len(writers) == 1 and read
+            if {"early-read": met, "path-race": alone, "download-race": fed}.get(trouble or "", False):
                 lines.setdefault(access.site, []).append(path)
     for site, paths in lines.items():
         location = site_location(record.site(site))
@@ -552,8 +551,3 @@ def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Loca
             if trouble == "path-race":
                 reason = f"no path is touched by more than one rank here ({shown})"
             yield location, reason
-
-
-def _read_by_others(accesses: Sequence[Access]) -> bool:
-    writers = {access.rank for access in accesses if access.action == "write"}
-    return any(access.action == "read" and access.rank not in writers for access in accesses)

@@ -155,16 +155,14 @@ def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
         elif file.endswith("torch/nn/parallel/distributed.py"):
             if frame.function == "__init__":
                 return Signature(kind="broadcast", origin="ddp-construct")
-            if position == 0 or _is_of_communication(frames[:position]):
+            if all(
+                "/torch/distributed/" in one.file or "nn/parallel/distributed.py" in one.file
+                for one in frames[:position]
+            ):
                 return Signature(kind="broadcast", origin="ddp-forward")
         elif frame.function == "_engine_run_backward" and position == 0 and idle:
             return Signature(kind="all_reduce", origin="ddp-backward")
     return None
-
-
-def _is_of_communication(inner: Sequence[Frame]) -> bool:
-    places = ("/torch/distributed/", "nn/parallel/distributed.py")
-    return all(any(place in frame.file for place in places) for frame in inner)
 
 
 def _call(turn: NextCall) -> tuple[object, ...]:
@@ -403,9 +401,7 @@ def judge_liveness(samples: Sequence[ProcessSample], stall_after_s: float) -> Li
     if not _is_idle(window, IDLE_CPU_SHARE) or any(sample.wakes for sample in window) or _is_woken(window):
         return "busy"
     stacks = [sample.stack_hash for sample in window if sample.stack_hash]
-    if len(stacks) < 2 or len(set(stacks)) != 1:
-        return "busy"
-    return "stuck"
+    return "busy" if len(stacks) < 2 or len(set(stacks)) != 1 else "stuck"
 
 
 def at_rest(samples: Sequence[ProcessSample], stall_after_s: float) -> bool:

@@ -105,15 +105,12 @@ def recent(record: RunRecord, last_ns: int, most_steps: int = 0, fewest_steps: i
 
 def between(record: RunRecord, first: int, stop: int) -> RunRecord:
     """Return the same record with the steps from ``first`` to before ``stop`` only, and their explicit collectives."""
-    return msgspec.structs.replace(
-        record,
-        step_tracks=tuple(
-            _cut(track, bisect_left(track.step, first), bisect_left(track.step, stop)) for track in record.step_tracks
-        ),
-        call_tracks=tuple(
-            _cut(track, bisect_left(track.step, first), bisect_left(track.step, stop)) for track in record.call_tracks
-        ),
-    )
+
+    def cut(track: Track) -> Track:
+        return _cut(track, bisect_left(track.step, first), bisect_left(track.step, stop))
+
+    steps, calls = tuple(map(cut, record.step_tracks)), tuple(map(cut, record.call_tracks))
+    return msgspec.structs.replace(record, step_tracks=steps, call_tracks=calls)
 
 
 @once_per_record(most=8)

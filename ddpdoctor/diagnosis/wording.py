@@ -56,12 +56,8 @@ def group_name(group: Group, world_size: int) -> str:
         return f"the {group.name} group of {rank_list(group.ranks)}"
     # The default group counts among the groups of all ranks.
     number = group.ordinal + (len(group.ranks) != world_size)
-    return f"the {_ordinal(number)} group made of {rank_list(group.ranks)}"
-
-
-def _ordinal(number: int) -> str:
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
-    return f"{number:,}{ending}"
+    return f"the {number:,}{ending} group made of {rank_list(group.ranks)}"
 
 
 def duration_text(nanoseconds: int) -> str:

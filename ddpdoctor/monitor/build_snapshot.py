@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -19,7 +19,7 @@ from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
 from ddpdoctor.diagnosis.wording import count, duration_text, place, rank_list
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Fact, Finding, Frame, Severity, signal_name
+from ddpdoctor.finding import Fact, Finding, Frame, Severity, grouped, signal_name
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import (
     BucketView,
@@ -34,8 +34,7 @@ from ddpdoctor.monitor.snapshot import (
     WaitView,
 )
 from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap, shared_fields
-from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
-from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Phase, RankHeartbeat
 
 # A standstill for the faces: which ranks stand where, who is the culprit, and what to do.
 
@@ -144,9 +143,7 @@ class LastWait:
 
     def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
         """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
-        if exit_code == 0 or all(rank.main_finished for rank in record.ranks):
-            return None
-        return self.ended_in
+        return None if exit_code == 0 or all(rank.main_finished for rank in record.ranks) else self.ended_in
 
 
 # What each rank does now, in words, with its figures.
@@ -182,11 +179,10 @@ def rank_views(
     figures = {entry.rank: entry for entry in summary.ranks}
     steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
     calls = {track.rank: track for track in record.call_tracks}
-    stacks = _newest_main_stacks(record.stacks)
+    mains = sorted((stack for stack in record.stacks if stack.main), key=lambda stack: stack.time_ns)
+    stacks = {stack.rank: stack for stack in mains}
     gpus = {rank: gpu.index for gpu in reversed(record.gpus) for rank in gpu.ranks}
-    gauges: dict[int, list[Gauge]] = {}
-    for gauge in record.gauges:
-        gauges.setdefault(gauge.rank, []).append(gauge)
+    gauges = grouped(record.gauges, lambda gauge: gauge.rank)
     views = []
     for rank in record.ranks:
         number = rank.rank
@@ -289,14 +285,6 @@ def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, .
     return tuple(views)
 
 
-def _newest_main_stacks(stacks: Iterable[StackDump]) -> dict[int, StackDump]:
-    found: dict[int, StackDump] = {}
-    for stack in stacks:
-        if stack.main and (stack.rank not in found or stack.time_ns >= found[stack.rank].time_ns):
-            found[stack.rank] = stack
-    return found
-
-
 # Names the gradient buckets of a run's DDP modules; pure.
 
 
@@ -355,10 +343,7 @@ def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) 
 
 def meanwhile(ranks: Sequence[RankView], now_ns: int) -> str:
     """Return what the ranks do, those that do the same together: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
-    alike: dict[str, list[RankView]] = {}
-    for rank in ranks:
-        at = f" at {place(rank.where)}" if rank.where is not None else ""
-        alike.setdefault(rank.state + at, []).append(rank)
+    alike = grouped(ranks, lambda rank: rank.state + (f" at {place(rank.where)}" if rank.where is not None else ""))
     told = [f"{_named(group)} {doing}{_for(group, now_ns)}" for doing, group in list(alike.items())[:MOST_KINDS]]
     others = len(ranks) - sum(len(group) for group in list(alike.values())[:MOST_KINDS])
     return ", ".join([*told, *([f"and {others} others"] if others else [])])
@@ -409,6 +394,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     accused = [finding.ranks for finding in holding if finding.severity is not Severity.ADVICE]
     culprits = {look.culprit} if look.culprit is not None else _late(summary, accused)
     ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns, told_to_end=look.told_to_end)
+    ended_ns = max((rank.ended_ns for rank in record.ranks), default=0)
     overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(
         now_ns=look.now_ns,
@@ -420,7 +406,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         launcher_pid=look.launcher_pid,
         state=look.state,
         started_at_ns=job.started_ns,
-        ended_at_ns=_ended_ns(look) if look.state == "ended" else None,
+        ended_at_ns=None if look.state != "ended" else ended_ns or look.now_ns,
         exit_code=look.exit_code,
         world_size=job.world_size or None,
         nodes=len({rank.node for rank in record.ranks}) or None,
@@ -482,12 +468,6 @@ def _late(summary: RunSummary, accused: Sequence[tuple[int, ...]]) -> set[int]:
     return {ranks[0] for ranks in accused if len(ranks) == 1} & late
 
 
-def _ended_ns(look: Look) -> int:
-    """When the last rank ended, where that is known."""
-    times = [rank.ended_ns for rank in look.record.ranks if rank.ended_ns]
-    return max(times, default=look.now_ns)
-
-
 # An autopsy as a source of snapshots: the screen shows it as it shows a run that stands, without durations.
 
 
@@ -507,6 +487,8 @@ def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
     cause = next((finding for finding in examination.findings if finding.role == "cause"), None)
     section = examination.autopsy
     ranks = () if section is None else section.ranks
+    facts = [fact for finding in examination.findings for fact in finding.evidence if fact.stack]
+    stacks = {fact.rank: fact.stack for fact in reversed(facts)}
     return Snapshot(
         now_ns=now_ns,
         source="autopsy",
@@ -520,7 +502,7 @@ def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
                 rank=rank,
                 state=_said_of(rank, examination),
                 culprit=cause is not None and rank in cause.ranks,
-                stack=_stack_of(rank, examination),
+                stack=stacks.get(rank, ()),
             )
             for rank in ranks
         ),
@@ -580,8 +562,3 @@ def _said_of(rank: int, examination: Examination) -> str:
         if rank in finding.ranks:
             return finding.title
     return "no details are known"
-
-
-def _stack_of(rank: int, examination: Examination) -> tuple[Frame, ...]:
-    facts = (fact for finding in examination.findings for fact in finding.evidence)
-    return next((fact.stack for fact in facts if fact.rank == rank and fact.stack), ())

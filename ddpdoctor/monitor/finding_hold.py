@@ -164,7 +164,9 @@ class LastStandstill:
         ending = told_to_end or ended or any(rank.end in LEFT for rank in record.ranks)
         if stood is not None and _goes_on(stood, record, told_to_end=told_to_end):
             self._stood = stood = None
-        self.holds = stood is not None and ending and not _left_by_itself(stood, told_to_end=told_to_end)
+        left = stood is not None and stood.divergence.form == "absentee" and stood.finding.trouble in _CAUSES_OF_THE_END
+        # Where a rank that left is the reason, and no more is known, its end is known better now.
+        self.holds = stood is not None and ending and (told_to_end or not left)
         if stood is not None and self.holds:
             if not (told_to_end or ended) and stall is not None and _proves(stall, divergence, record):
                 view = msgspec.structs.replace(stood.view, may_go_on=False)
@@ -254,11 +256,6 @@ def raised_its_own(rank: Rank) -> bool:
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
     sent = first is not None and (first.by_signal > 0 or first.type in _SENT_FROM_OUTSIDE)
     return first is not None and not is_echo(rank) and not sent
-
-
-def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
-    """Return whether a rank that left is the reason, and no more is known: its end is known better now."""
-    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.trouble in _CAUSES_OF_THE_END
 
 
 def is_of_the_end(finding: Finding) -> bool:

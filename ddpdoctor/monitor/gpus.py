@@ -88,6 +88,7 @@ class Driver:
         self._lost = False
         utilisation = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
+        temperature = self._ask("nvmlDeviceGetTemperature", device.whole, self._nvml.NVML_TEMPERATURE_GPU)
         reasons = self._first(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), device.whole
         )
@@ -95,7 +96,7 @@ class Driver:
             taken_at_ns=epoch_ns(),
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),
             memory_used_bytes=None if memory is None else int(memory.used),
-            temperature_c=self._temperature(device),
+            temperature_c=None if temperature is None else float(temperature),
             power_w=self._watts("nvmlDeviceGetPowerUsage", device),
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", device.whole, self._nvml.NVML_CLOCK_SM),
             throttle_reasons=reasons_in_words(reasons or 0),
@@ -149,10 +150,6 @@ class Driver:
     def _identity(self, device: Device) -> str:
         return str(self._ask("nvmlDeviceGetUUID", device.whole) or "") if self._xids else ""
 
-    def _temperature(self, device: Device) -> float | None:
-        value = self._first(("nvmlDeviceGetTemperature",), device.whole, self._nvml.NVML_TEMPERATURE_GPU)
-        return None if value is None else float(value)
-
     def _watts(self, name: str, device: Device) -> float | None:
         milliwatts = self._ask(name, device.whole)
         return None if milliwatts is None else milliwatts / 1000
@@ -195,14 +192,11 @@ class Driver:
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError as error:
-            self._lost = self._lost or error.value in _lost_codes(self._nvml)
+            is_lost = error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED)
+            self._lost = self._lost or is_lost
         except Exception:  # a binding older or newer than the driver: what it cannot translate is not known
             pass
         return None
-
-
-def _lost_codes(nvml: Any) -> tuple[int, ...]:
-    return (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
 
 
 def _reason(nvml: Any, error: Any) -> str:
@@ -417,9 +411,7 @@ def _position(gpus: tuple[Gpu, ...], rank: RankProcess) -> int | None:
     """
     named = _named(gpus, rank)
     held = _held(gpus, rank.pid) if rank.pid else {}
-    if not held or named in held:
-        return named
-    return max(held, key=lambda position: held[position])
+    return named if not held or named in held else max(held, key=lambda position: held[position])
 
 
 def _held(gpus: tuple[Gpu, ...], pid: int) -> dict[int, int]:

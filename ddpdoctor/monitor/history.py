@@ -29,6 +29,7 @@ from ddpdoctor.monitor.snapshot import Snapshot
 FILE = "history.sqlite"
 LOCK = "history.lock"
 VERSION = 1
+_OF_DAMAGE = ("no such table", "malformed", "not a database", "corrupt")
 _LOCKED = "database is locked"
 """What SQLite says while someone reads; that moment is left out."""
 MOST_ROWS = 100_000
@@ -135,13 +136,10 @@ class HistoryWriter:
         connection.execute(f"pragma user_version={VERSION}")
 
     def _give_up(self, error: sqlite3.Error) -> None:
-        why = f"another program has damaged {FILE} ({error})" if _is_damage(error) else str(error)
+        is_damage = any(words in str(error) for words in _OF_DAMAGE)
+        why = f"another program has damaged {FILE} ({error})" if is_damage else str(error)
         self.fault = f"the history is no longer written: {why}"
         self.close()
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    return any(words in str(error) for words in ("no such table", "malformed", "not a database", "corrupt"))
 
 
 def recorded_moments(directory: Path) -> list[int]:

@@ -362,7 +362,9 @@ class LiveRun:
             if is_new and not self.nodes.have_reported(self._memory.confirmed_since_ns, now_ns):
                 found = None
             self.wait = self._memory.wait
-            self._looping = self._loops.look(self.wait, self.own_record, now_ns) or self._looping_still()
+            # A rank in a loop is stuck, so that no one waits for one that works any more.
+            still = self._looping if self.divergence is not None and self.wait is None else None
+            self._looping = self._loops.look(self.wait, self.own_record, now_ns) or still
             self._ask_what_is_waited_for(now_ns)
             if found is None or self._has_fresh_stacks(found, now_ns):
                 self.divergence = found
@@ -370,10 +372,6 @@ class LiveRun:
             record = self._joined(now_ns)
             self.wait = self._looping = None
         return record
-
-    def _looping_still(self) -> int | None:
-        """A rank in a loop is stuck, so that no one waits for one that works any more."""
-        return self._looping if self.divergence is not None and self.wait is None else None
 
     def _ask_what_is_waited_for(self, now_ns: int) -> None:
         wait = self.wait
@@ -411,7 +409,8 @@ class LiveRun:
         """Return what was written until now, of the newest process of each rank; ``whole``: as far back as it goes."""
         live = self._assembly.live
         ranks = len(live.steps) or len(self._assembly.files.find_processes()) or 1
-        before, live.most_rows = live.most_rows, _rows_of_each(ranks, whole=whole)
+        shared = WHOLE_ROWS if whole else WATCHED_ROWS
+        before, live.most_rows = live.most_rows, min(layout.LIVE_ROWS, max(FEWEST_ROWS, shared // ranks))
         if whole and before < live.most_rows:
             live.reopen()
         book = self._assembly.book
@@ -594,9 +593,3 @@ class LiveRun:
             found = (environment_of(pid) for pid in self._outer.of_ranks(self._assembly.book.pids()).values())
             self._environment = recorded_environment(next((one for one in found if one), {}))
         return self._environment
-
-
-def _rows_of_each(ranks: int, *, whole: bool) -> int:
-    """Steps of each rank that are kept."""
-    shared = WHOLE_ROWS if whole else WATCHED_ROWS
-    return min(layout.LIVE_ROWS, max(FEWEST_ROWS, shared // ranks))

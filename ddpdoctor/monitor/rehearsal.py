@@ -18,7 +18,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.finding import rank_list
+from ddpdoctor.finding import grouped, rank_list
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
@@ -106,11 +106,8 @@ def keep_overlay(box: Box, name: str) -> str:
 
 def left_notes(left: Iterable[Left]) -> Iterator[str]:
     """Say what was made in a rehearsal without an overlay and is not removed, by reason."""
-    by_reason: dict[str, list[str]] = {}
-    for each in left:
-        by_reason.setdefault(each.reason, []).append(each.path)
-    for reason, paths in by_reason.items():
-        yield f"left in place because {reason}: {listed(paths)}"
+    for reason, found in grouped(left, lambda one: one.reason).items():
+        yield f"left in place because {reason}: {listed(one.path for one in found)}"
 
 
 def listed(names: Iterable[str]) -> str:

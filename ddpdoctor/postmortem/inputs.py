@@ -146,7 +146,8 @@ def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
         return
     try:
         with _unpacked_file(path) as stream:
-            archived = _is_archive(stream.peek(512)[:512], path)
+            head = stream.peek(512)[:512]
+        archived = packed.is_archive(head) and (head[:2] != b"PK" or path.suffix.lower() in _ZIPS)
         if archived:
             _add_archive(path, name, inputs)
         else:
@@ -273,10 +274,6 @@ class Archive:
     def _walk(self) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
         with _unpacked_file(self._path) as stream:
             yield from packed.members(stream, self._path.stat().st_size)
-
-
-def _is_archive(head: bytes, path: Path) -> bool:
-    return packed.is_archive(head) and (head[:2] != b"PK" or path.suffix.lower() in _ZIPS)
 
 
 @contextmanager

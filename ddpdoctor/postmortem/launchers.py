@@ -218,9 +218,7 @@ def of_command(text: str, *, of_rank: bool = False) -> Incident | None:
 
 def signal_number(name: str) -> int:
     """Return the number of a signal by its name without ``SIG``, or as digits; 0 when there is none."""
-    if name.isdigit():
-        return int(name)
-    return int(getattr(signal, f"SIG{name}", 0))
+    return int(name) if name.isdigit() else int(getattr(signal, f"SIG{name}", 0))
 
 
 def signalled_from_outside(kind: str, message: str) -> Incident:

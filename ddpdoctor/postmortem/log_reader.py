@@ -120,7 +120,8 @@ class Progress:
                 found.append(Later(number, prefixed.rank, _FINISH))
             elif int(bar["done"]) > before if bar and before is not None else kind in self._kinds:
                 found.append(Later(number, prefixed.rank, 1))
-            elif kind and _MEASURED.search(text) and (counted := _counts_in(text)):
+            elif kind and _MEASURED.search(text) and (counts := _COUNTED.findall(text)):
+                counted = tuple(float(one or 0) for pair in counts for one in pair)
                 before_it = rising.setdefault((prefixed.rank, kind), [])
                 if not before_it or counted > before_it[-1][0]:
                     before_it.append((counted, number))
@@ -134,10 +135,6 @@ def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
     return sum(
         one.counts for one in later if one.line > line and (rank is None or one.rank == rank or one.counts == _FINISH)
     )
-
-
-def _counts_in(text: str) -> tuple[float, ...]:
-    return tuple(float(one or 0) for pair in _COUNTED.findall(text) for one in pair)
 
 
 def _kind_of(text: str) -> tuple[str, ...]:

@@ -58,11 +58,11 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
                 reports.read(found.name, content)
                 told.read += 1
                 continue
-            dump, _ = dumps.read(content)
+            dump = dumps.read(content)
         except (DumpError, OSError, EOFError) as error:
             damaged.append(f"{found.name} is not a usable dump: {reason_of(error)}")
             if rank is not None:
-                told.book.note_rank(rank)
+                told.book.without.add(rank)
             continue
         rank = rank if dump.rank is None else dump.rank
         if rank is None:
@@ -75,7 +75,9 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
     for rank, dump in reports.dumps().items():
         told.book.add(rank, dump)
     told.incidents, told.doubt = reports.incidents(), reports.doubt
-    told.notes = [*damaged[:MOST_NOTES], *_more(damaged), *_lost(told.book)]
+    left = len(damaged) - MOST_NOTES
+    more = [f"{left:,} more dumps could not be used"] if left > 0 else []
+    told.notes = [*damaged[:MOST_NOTES], *more, *_lost(told.book)]
     return told
 
 
@@ -86,11 +88,6 @@ def rank_of(name: str) -> int | None:
     """Return the last number in the name of a dump."""
     match = _NUMBER.search(_SUFFIXES.sub("", PurePath(name).name))
     return int(match[1]) if match else None
-
-
-def _more(damaged: Sequence[str]) -> list[str]:
-    left = len(damaged) - MOST_NOTES
-    return [f"{left:,} more dumps could not be used"] if left > 0 else []
 
 
 def _lost(book: DumpBook) -> list[str]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -149,22 +150,23 @@ class LiveChecks:
         """
         trouble = classify(divergence, record)
         told = [finding for finding in holding if finding.trouble == trouble]
-        told += [finding for finding in holding if finding.severity is Severity.ERROR and _can_part_ranks(finding)]
+        errors = [finding for finding in holding if finding.severity is Severity.ERROR]
+        told += [finding for finding in errors if finding.family in _CAN_PART_RANKS]
         if told:
             return told[0]
-        entry = standing_for(self._catalogue, trouble)
-        finding = Finding(
-            code=entry.code,
-            name=entry.name,
-            trouble=trouble,
+        return self._made(
+            trouble,
             severity=Severity.ERROR,
             title=placed(describe.title(divergence), record),
             ranks=describe.ranks(divergence),
             locations=describe.locations(divergence),
-            basis=frozenset({"run"}),
             evidence=describe.facts(divergence, "run"),
             remedy=_REMEDY,
         )
+
+    def _made(self, trouble: Trouble, **told: Any) -> Finding:
+        entry = standing_for(self._catalogue, trouble)
+        finding = Finding(code=entry.code, name=entry.name, trouble=trouble, basis=frozenset({"run"}), **told)
         return with_fingerprints((finding,), self._root)[0]
 
     def with_wait(
@@ -179,26 +181,22 @@ class LiveChecks:
         """Return the finding of a wait in which a job was ended."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
-        trouble: Trouble = "long-wait" if heard else "no-rendezvous"
-        entry = standing_for(self._catalogue, trouble)
-        finding = Finding(
-            code=entry.code,
-            name=entry.name,
-            trouble=trouble,
+        return self._made(
+            "long-wait" if heard else "no-rendezvous",
             severity=Severity.WARNING if heard else Severity.ERROR,
             title=placed(said, record),
             ranks=wait.unseen or (wait.late,),
             locations=wait.locations,
-            basis=frozenset({"run"}),
             evidence=tuple(
                 Fact(text=f"the stack of rank {rank} then", basis="run", rank=rank, stack=stack)
                 for rank, stack in wait.stacks
             ),
             remedy=_UNSEEN_REMEDY if wait.unseen else _WAIT_REMEDY if heard else _MISSING_REMEDY,
         )
-        return with_fingerprints((finding,), self._root)[0]
 
 
+_CAN_PART_RANKS = ("data", "gradients", "collectives", "death")
+"""Families of the errors that can make ranks part."""
 _WAIT_REMEDY = (
     "Check whether that work should take so long: divide it between the ranks or do it before the job, or give the "
     "group a timeout that covers it. If it never ends, check what its loop waits for."
@@ -213,11 +211,6 @@ def _judges_speed(entry: CatalogueEntry) -> bool:
     check = load(entry).check
     is_error = check.severity.get("run") is Severity.ERROR
     return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT
-
-
-def _can_part_ranks(finding: Finding) -> bool:
-    """Return whether an error is one of those that can make ranks part."""
-    return finding.family in ("data", "gradients", "collectives", "death")
 
 
 def _comments_in(file: str) -> tuple[Suppression, ...]:
@@ -531,7 +524,10 @@ class RunSource:
         if self._run.divergence is not None:
             self._is_suspicion = is_suspicion(self._run.divergence)
         if not stalled and not any(rank.end in _FAILED for rank in record.ranks):
-            record = _without_collectives(record)
+            # Ranks write of their collectives at different moments, which is for no check unless it proves something.
+            absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
+            streams = {**record.streams, "collectives": absent}
+            record = msgspec.structs.replace(record, collectives=(), streams=streams)
         if whole or not stalled:
             newest = [track.ended_at_ns[-1] if len(track) else 0 for track in record.step_tracks]
             self._finding_hold.end_standstill(min(newest, default=0), refuted=self._is_suspicion)
@@ -605,12 +601,6 @@ def _judged_ns(step_ns: float, ranks: int) -> int:
     """Return how far back the checks look, where a step takes so long."""
     wanted_ns = max(JUDGED_WINDOW_NS, JUDGED_STEPS * step_ns)
     return int(min(wanted_ns, max(JUDGED_STEPS, JUDGED_ROWS // ranks) * step_ns))
-
-
-def _without_collectives(record: RunRecord) -> RunRecord:
-    """Keep from the checks what ranks wrote of their collectives at different moments, unless it proves something."""
-    absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
-    return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 
 
 def _ended_well_after_all(finding: Finding, record: RunRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpdoctor.examination import Difference, Figure, GateSection
+from ddpdoctor.examination import Figure, GateSection
 from ddpdoctor.gate.budget import amount, percent, share
 from ddpdoctor.report.layout import note_lines, paragraph
 from ddpdoctor.report.streams import one_line
@@ -35,9 +35,8 @@ def times_sentence(section: GateSection) -> str:
     if times.note:
         return f"time of a step: {times.note}"
     return (
-        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {times.change:+.1%}"
-        f" (95% interval of {times.pairs} pairs: {times.low:+.1%} to {times.high:+.1%},"
-        f" allowed {percent(times.allowed)})"
+        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {times.change:+.1%} (95% "
+        f"interval of {times.pairs} pairs: {times.low:+.1%} to {times.high:+.1%}, allowed {percent(times.allowed)})"
     )
 
 
@@ -73,13 +72,9 @@ def _figure(figure: Figure, labels: int, width: int) -> list[Text]:
         value = Text(f"{amount(figure, figure.before)} → {now}  {share(figure)}", _STYLES.get(figure.change, ""))
     lines = [Text.assemble("  ", figure.label.ljust(labels), "  ", value)]
     for difference in figure.differences[:LINES_SHOWN]:
-        lines += paragraph(Text(line_sentence(figure, difference), "dim"), width, indent=6)
+        was, then = amount(figure, difference.before), amount(figure, difference.now)
+        told = one_line(f"{difference.shown}  {difference.what}: {was} → {then}")
+        lines += paragraph(Text(told, "dim"), width, indent=6)
     if len(figure.differences) > LINES_SHOWN:
         lines.append(Text(f"      and {len(figure.differences) - LINES_SHOWN} more lines", "dim"))
     return lines
-
-
-def line_sentence(figure: Figure, difference: Difference) -> str:
-    """Return one line's part of a change."""
-    was, now = amount(figure, difference.before), amount(figure, difference.now)
-    return one_line(f"{difference.shown}  {difference.what}: {was} → {now}")

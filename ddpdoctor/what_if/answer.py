@@ -23,12 +23,11 @@ from ddpdoctor.what_if.scenario import (
     Outcome,
     Point,
     WhatIf,
-    default_layout,
     host_sync_ns,
     rebuilt,
     without_straggler,
 )
-from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, Scaling, Settings, parse
+from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, FIRST_BUCKET_BYTES, Scaling, Settings, parse
 
 # The changes that are worth asking about in a run, what each costs, and the line that it concerns.
 
@@ -324,9 +323,7 @@ def _point(model: Model, ranks: int, kind: Scaling) -> Point | None:
         ranks=ranks,
         nodes=nodes,
         step_ns=step,
-        samples_per_s=Interval(samples / step.value * 1e9, samples / step.high * 1e9, samples / step.low * 1e9)
-        if samples and step.low
-        else None,
+        samples_per_s=step.per_second(samples) if samples and step.low else None,
         efficiency=Interval(
             *(value / ideal for value in (outcome.speedup.value, outcome.speedup.low, outcome.speedup.high))
         ),
@@ -469,7 +466,8 @@ def _value(change: Change) -> str:
 def _as_default(model: Model) -> list[tuple[str, float]]:
     """DDP's default cap beside 25 as the user's own word, where its small first bucket makes a difference."""
     gradients = model.observed.gradients
-    if default_layout(gradients) in (gradients.layout_bytes, rebuilt(gradients, DEFAULT_CAP_MB)):
+    default = rebuilt(gradients, DEFAULT_CAP_MB, first_bytes=FIRST_BUCKET_BYTES)
+    if default in (gradients.layout_bytes, rebuilt(gradients, DEFAULT_CAP_MB)):
         return []
     outcome = model.outcome(Settings(bucket_cap_mb=DEFAULT_CAP_MB, first_bucket=True))
     return [("left out, with a first bucket of 1 MiB", outcome.speedup.value)]
@@ -519,11 +517,7 @@ def _change(model: Model, each: Remedy) -> Change:
         settings=each.settings.named(),
         title=each.title,
         step_ns=step,
-        samples_per_s=Interval(
-            samples / step.value * 1e9, samples / step.high * 1e9, samples / max(1.0, step.low) * 1e9
-        )
-        if samples
-        else None,
+        samples_per_s=step.per_second(samples) if samples else None,
         speedup=outcome.speedup,
         memory=each.memory,
         semantics=each.semantics,
@@ -605,6 +599,4 @@ def _gain(model: Model, finding: Finding) -> Gain | None:
         speedup = _best(
             model, [_change(model, each) for each in remedies(model.observed) if each.family == family]
         ).speedup
-    if speedup.value < 1.005:
-        return None
-    return Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)
+    return None if speedup.value < 1.005 else Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)

@@ -328,9 +328,7 @@ def _mean(
 
 def _spread(rows: list[tuple[int, ...]], most: int) -> list[tuple[int, ...]]:
     """At most so many of the rows, evenly spread, in their order."""
-    if len(rows) <= most:
-        return rows
-    return [rows[number * len(rows) // most] for number in range(most)]
+    return rows if len(rows) <= most else [rows[number * len(rows) // most] for number in range(most)]
 
 
 def _blocks(durations: Sequence[float], parts: int = 8) -> tuple[float, ...]:

@@ -16,7 +16,6 @@ from ddpdoctor.finding import MOST_TIMES, Location
 from ddpdoctor.what_if import links
 from ddpdoctor.what_if.observed import PHASES, Observed, RankTimes, Replay, Scenario, own_ns, replay
 from ddpdoctor.what_if.settings import (
-    DEFAULT_CAP_MB,
     FIRST_BUCKET_BYTES,
     Gradients,
     Settings,
@@ -78,7 +77,11 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
         saved = dict(zip([times.rank for times in ranks], host_sync_ns(observed), strict=True))
         if not any(saved.values()):
             raise NoGround("no reads of results from a GPU were seen in the run", "They are recorded on GPUs only.")
-        ranks = tuple(_less_other(times, assumption.syncs * saved[times.rank]) for times in ranks)
+        less = [assumption.syncs * saved[times.rank] for times in ranks]
+        ranks = tuple(
+            msgspec.structs.replace(times, other=tuple(max(0.0, own - saved_ns) for own in times.other))
+            for times, saved_ns in zip(ranks, less, strict=True)
+        )
     link, ranks, samples = _on_ranks(observed, settings, assumption.link, ranks)
     link = _faster(link, settings)
     layout, per_byte_share, extra_ns = _layout(observed, settings, assumption)
@@ -158,17 +161,8 @@ def _more_batches(times: RankTimes, grown: float) -> RankTimes:
         drawn = [fmean(values[(at + number * 7) % length] for number in range(count)) for at in range(length)]
         return tuple(value * grown for value in drawn)
 
-    return msgspec.structs.replace(
-        times,
-        data_wait=more(times.data_wait),
-        forward=more(times.forward),
-        backward=more(times.backward),
-        other=more(times.other),
-    )
-
-
-def _less_other(times: RankTimes, saved_ns: float) -> RankTimes:
-    return msgspec.structs.replace(times, other=tuple(max(0.0, own - saved_ns) for own in times.other))
+    names = [name for name in PHASES if name != "optimizer"]
+    return msgspec.structs.replace(times, **{name: more(getattr(times, name)) for name in names})
 
 
 def _fetched(times: RankTimes, observed: Observed) -> RankTimes:
@@ -256,19 +250,12 @@ def _on_ranks(
 def _another(times: RankTimes, rank: int, turn: int, shrunk: float) -> RankTimes:
     """A rank like one of the run, whose steps come in another order; with a smaller batch its computation shrinks."""
 
-    def turned(values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+    def turned(values: Sequence[float], scale: float) -> tuple[float, ...]:
         at = (turn * 11) % len(values)
         return tuple(value * scale for value in (*values[at:], *values[:at]))
 
-    return RankTimes(
-        rank=rank,
-        data_wait=turned(times.data_wait, shrunk),
-        forward=turned(times.forward, shrunk),
-        backward=turned(times.backward, shrunk),
-        lead=turned(times.lead, shrunk),
-        optimizer=turned(times.optimizer),
-        other=turned(times.other),
-    )
+    scales = dict.fromkeys(("data_wait", "forward", "backward", "lead"), shrunk) | {"optimizer": 1.0, "other": 1.0}
+    return RankTimes(rank=rank, **{name: turned(getattr(times, name), scale) for name, scale in scales.items()})
 
 
 def _faster(link: links.Link, settings: Settings) -> links.Link:
@@ -309,11 +296,6 @@ def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tup
     return layout_with(gradients.sizes_bytes, cap_mb, first_bytes=first_bytes)
 
 
-def default_layout(gradients: Gradients) -> tuple[int, ...]:
-    """Return the buckets under DDP's default cap, whose first bucket is small."""
-    return rebuilt(gradients, DEFAULT_CAP_MB, first_bytes=FIRST_BUCKET_BYTES)
-
-
 def _meetings(
     observed: Observed, settings: Settings, link: links.Link, seen: links.Link, grown: float
 ) -> tuple[float, float]:
@@ -352,6 +334,10 @@ class Interval(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+    def per_second(self, samples: float) -> Interval:
+        """Return how many samples a second a step of so many makes, where the step is one in ns; at least one long."""
+        return Interval(*(samples / max(1.0, step_ns) * 1e9 for step_ns in (self.value, self.high, self.low)))
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -465,7 +451,9 @@ class Model:
         self.observed = observed
         self._assumptions = assumptions(observed)
         self._before = [replay(scenario(observed, Settings(), each)) for each in self._assumptions]
-        self._unsteady = _unsteadiness(observed.block_step_ns)
+        blocks = observed.block_step_ns
+        self._unsteady = LEAST_ERROR if len(blocks) < 2 else stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
+        """Standard error of the mean step, by parts of the run, as a share of it."""
 
     @property
     def unchanged(self) -> Replay:
@@ -517,13 +505,6 @@ class Model:
         seen = len(self.observed.ranks)
         grown = (settings.accumulation or self.observed.micro_batches) / self.observed.micro_batches
         return grown if settings.scaling == "strong" else grown * (settings.ranks or seen) / seen
-
-
-def _unsteadiness(blocks: Sequence[float]) -> float:
-    """Standard error of the mean step, by parts of the run, as a share of it."""
-    if len(blocks) < 2:
-        return LEAST_ERROR
-    return stdev(blocks) / fmean(blocks) / math.sqrt(len(blocks))
 
 
 def _times(before_ns: float, after_ns: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.record.model import TensorInfo, Wrap
+from ddpdoctor.record.model import Wrap
 from ddpdoctor.record.streams.measured import BucketLayout
 
 # How DDP puts gradients into buckets, and when the gradients of each bucket are ready.
@@ -59,7 +59,7 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
         sizes += [entry.size_bytes for entry in reversed(trained)]
         buckets += layout.sizes_bytes
         total += sum(entry.size_bytes for entry in trained)
-        halved += sum(entry.size_bytes for entry in trained if _is_float32(entry))
+        halved += sum(one.size_bytes for one in trained if one.dtype.removeprefix("torch.") in ("float32", "float64"))
         if wrap.options.get("find_unused_parameters") and not wrap.options.get("static_graph"):
             unused += UNUSED_MAP_BYTES * len(trained)
     if not buckets:
@@ -107,10 +107,6 @@ def ready_shares(layout_bytes: Sequence[int], seen_bytes: Sequence[int], bend: f
         # Within the span the curve is bent; ahead of it, it continues straight.
         shares.append(left ** (1.0 + bend) if 0.0 < left < 1.0 else left)
     return tuple(shares)
-
-
-def _is_float32(entry: TensorInfo) -> bool:
-    return entry.dtype.removeprefix("torch.") in ("float32", "float64")
 
 
 Scaling = Literal["weak", "strong"]

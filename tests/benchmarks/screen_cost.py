@@ -99,8 +99,8 @@ def _measured(process: psutil.Process) -> tuple[float, int]:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        from ddpdoctor.tui.app import run_screen
+        from ddpdoctor.tui.app import DoctorApp
 
-        run_screen(Turning(int(sys.argv[1])))
+        DoctorApp(Turning(int(sys.argv[1]))).run()
     else:
         sys.exit(main())

@@ -43,7 +43,7 @@ ALLOWED = {
     "monitor/rehearsal.py run": "written, in a directory that was just made",
     "postmortem/inputs.py _open_pipe": "a pipe that the user names",
     "postmortem/catalogue/messages.py _read": "of this package",
-    "profile/link_sweeps.py sweep": "in a directory of this process",
+    "cli/scaling.py sweep": "in a directory of this process",
     "record/writer.py _counts_from": "of the system",
     "record/writer.py private_descriptor": "in a rank",
     "record/writer.py __init__": "in a rank",

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ddpdoctor.cli.live.hang_command import Outlets
 from ddpdoctor.cli.live.watching import LOOK_EVERY_S, _Watcher
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import observed
@@ -349,7 +350,7 @@ def test_a_look_that_fails_is_said_once_and_costs_no_report(
     written: list[str] = []
     monkeypatch.setattr("ddpdoctor.profile.watch.live_source", lambda directory, job, **options: Failing())
     job: Any = None
-    watcher = _Watcher(tmp_path, job)
+    watcher = _Watcher(tmp_path, job, Outlets(None, None), None)
     wanted: Any = Wanted()
     watcher.look()
     watcher.look()

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.cli.live import elsewhere, screen
+from ddpdoctor.cli.live import screen, watching
 from ddpdoctor.errors import ExitCode, RecordError
 from ddpdoctor.monitor.nodes import attached, screens
 from ddpdoctor.monitor.nodes.attached import AttachedRun, HeadLeft
@@ -187,7 +187,7 @@ def test_a_head_that_is_lost_on_the_screen_is_no_clean_end(
             return "left"
 
         monkeypatch.setattr(screen, "show", show)
-        code = elsewhere.look_on(str(tmp_path / layout.ATTACH_FILE), None, wanted, on_screen=True)
+        code = watching.look_on(str(tmp_path / layout.ATTACH_FILE), None, wanted, on_screen=True)
     assert code == ExitCode.INCONCLUSIVE
     assert "reporting what was last shown: no message from " in capfd.readouterr().err
     assert len(wanted.reported) == 1

@@ -150,7 +150,7 @@ def test_a_fault_of_ours_costs_one_connection_and_is_told(monkeypatch: pytest.Mo
             broken.setattr(front, "_is_ours", lambda said: 1 / 0)
             own.sendall(b"x")
             assert is_closed(own)
-        assert "ZeroDivisionError" in head.trouble_at_port
+        assert "ZeroDivisionError" in head.front.trouble
         with forwarding(head.meeting) as agent:
             until(lambda: bool(agent.answered_s))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.cli.live import elsewhere, screen
+from ddpdoctor.cli.live import screen, watching
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.files import untrusted
 from ddpdoctor.files.untrusted import line_of
@@ -67,7 +67,7 @@ def test_another_file_of_that_name_is_not_shown(tmp_path: Path, monkeypatch: pyt
     with listening() as head:
         head.screens.offer(found(script, (Frame(str(script), 5, "train"),)))
         write_attach_file(tmp_path, head.keys.screens)
-        code = elsewhere.look_on(str(tmp_path / layout.ATTACH_FILE), None, wanted, on_screen=True)
+        code = watching.look_on(str(tmp_path / layout.ATTACH_FILE), None, wanted, on_screen=True)
     assert code == ExitCode.CLEAN
     assert wanted.lines == ["", "  two", "three", "", "five"]
     assert line_of(str(script), 2) == "another"

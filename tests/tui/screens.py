@@ -31,7 +31,7 @@ async def opened(
         source, playback=playback, explain=explain, environment=environment, export_directory=export_directory
     )
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.shown_snapshot is not None or "no updates" in text_of(app))
+        await until(pilot, lambda: app._timeline.shown is not None or "no updates" in text_of(app))
         yield app, pilot
 
 

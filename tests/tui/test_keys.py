@@ -126,7 +126,7 @@ def test_comma_and_full_stop_step_through_what_was_seen() -> None:
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
         for second in (1, 2, 3):
             source.shown = runs.snapshot(steps=second + 1, now_ns=runs.NOW + second * runs.S)
-            await until(pilot, lambda: app.shown_snapshot is source.shown)
+            await until(pilot, lambda: app._timeline.shown is source.shown)
         await pilot.press("comma", "comma")
         assert "step 2," in text_of(app) and "PAUSED, 2 s ago" in text_of(app)
         await pilot.press(*["comma"] * 5)
@@ -236,7 +236,7 @@ def test_the_screen_is_exported_as_a_picture_and_as_what_the_command_offers(tmp_
         exports = {"h": ("report (HTML)", ".html", lambda snapshot: snapshot.name.encode())}
         app = DoctorApp(runs.Still(runs.straggler()), exports=exports, export_directory=tmp_path)
         async with app.run_test(size=(100, 30)) as pilot:
-            await until(pilot, lambda: app.shown_snapshot is not None)
+            await until(pilot, lambda: app._timeline.shown is not None)
             await pilot.press("e", "escape")
             assert list(tmp_path.iterdir()) == []
             await pilot.press("e", "s")
@@ -326,7 +326,7 @@ def test_a_user_who_leaves_the_page_of_a_standstill_is_not_taken_back() -> None:
         await until(pilot, lambda: app.where.page == "stall")
         await pilot.press("1")
         source.shown = runs.stalled(now_ns=runs.NOW + runs.S)
-        await until(pilot, lambda: app.shown_snapshot is source.shown)
+        await until(pilot, lambda: app._timeline.shown is source.shown)
         assert app.where.page == "overview"
 
     with_app(deed, source)

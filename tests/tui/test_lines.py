@@ -54,8 +54,8 @@ def test_all_columns_of_a_bar_are_shared_out() -> None:
     assert columns_of([1, 1, 1], 10) == [4, 3, 3]
     assert columns_of([0, 0], 10) == [0, 0]
     for width in (1, 7, 40, 200):
-        assert width_of(phase_bar(runs.phases(), width, UNICODE, True)) == width
-        assert width_of(phase_bar(runs.phases(), width, UNICODE, False)) == width
+        assert width_of(phase_bar(runs.phases(), width, True)) == width
+        assert width_of(phase_bar(runs.phases(), width, False)) == width
 
 
 def test_a_series_moves_by_whole_columns_and_keeps_unknown_ones_empty() -> None:

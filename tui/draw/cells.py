@@ -39,9 +39,7 @@ EMPTY: Line = ()
 def shown(text: str) -> str:
     """Text from outside on one line, without anything that a terminal obeys, hides, or draws wider than it counts."""
     cleaned = one_line(text[:CLEANED_CHARACTERS])
-    if cleaned.isascii():
-        return cleaned
-    return "".join(map(_steady, cleaned))
+    return cleaned if cleaned.isascii() else "".join(map(_steady, cleaned))
 
 
 def _steady(character: str) -> str:
@@ -226,3 +224,9 @@ def stacked(height: int, *parts: Painting | Sequence[Line]) -> Painting:
             lines += part
     kept = tuple(lines[:height]) + (EMPTY,) * max(0, height - len(lines))
     return Painting(kept, tuple(target for target in targets if target.y < height), top, rows)
+
+
+def scrolled(lines: Sequence[Line], first: int, height: int) -> Painting:
+    """Return a page of text from its ``first`` line on, or as far as it goes."""
+    top = max(0, min(first, len(lines) - height))
+    return Painting(stacked(height, lines[top:]).lines, (), top)

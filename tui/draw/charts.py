@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from ddpdoctor.diagnosis.performance.summary import Phases
-from ddpdoctor.tui.draw.cells import Cell, Line, joined
+from ddpdoctor.tui.draw.cells import Cell, Line, joined, line
 from ddpdoctor.tui.draw.figures import duration, share
 from ddpdoctor.tui.draw.glyphs import Glyphs
 
@@ -39,21 +39,17 @@ LATE_SHARES = (0.02, 0.06, 0.15, 0.35)
 HEAT_LEVELS = (1, 2, 4, 6, 8)
 """How tall each is drawn."""
 
-
+GAP = 3
+"""Between two entries that stand beside each other."""
 WIDEST = 4
 """Columns that a value takes at most while there are few of them."""
 OUTLYING = 5.0
 """A value above so many times the median one is cut off, so that the others can be distinguished."""
 
 
-def columns_each(values: Series, width: int) -> int:
-    """Columns that each value takes: more than one while that fits, so that a course that has begun can be read."""
-    return max(1, min(WIDEST, width // max(1, len(values))))
-
-
 def newest(values: Series, width: int) -> list[float | None]:
     """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns."""
-    each = columns_each(values, width)
+    each = max(1, min(WIDEST, width // max(1, len(values))))  # So that a course that has begun can be read.
     kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
 
@@ -146,7 +142,7 @@ def columns_of(values: Sequence[float], width: int) -> list[int]:
     return columns
 
 
-def phase_bar(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> Line:
+def phase_bar(phases: Phases, width: int, coloured: bool) -> Line:
     """Return a step as one stacked bar; a part that has room carries its name and share."""
     parts = parts_of(phases)
     total = sum(value for _, value in parts) or 1.0
@@ -166,15 +162,15 @@ def phase_bar(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> Lin
     return tuple(cells)
 
 
-def phase_legend(phases: Phases, glyphs: Glyphs, coloured: bool) -> list[Line]:
-    """Return one entry a phase: its sign, its name, its time; in the order of the step."""
+def phase_lines(phases: Phases, width: int, glyphs: Glyphs, coloured: bool) -> list[Line]:
+    """Return the bar, and below it one entry a phase: its sign, its name, its time; in the order of the step."""
     entries: list[Line] = []
     for phase, value in parts_of(phases):
         sign = glyphs.full if coloured else phase.letter
         entries.append(
             (Cell(f"{sign} ", f"phase.{phase.role}"), Cell(f"{phase.words} "), Cell(duration(value), "strong"))
         )
-    return entries
+    return [line("  ", *phase_bar(phases, width - 4, coloured)), *flowing(entries, width)]
 
 
 def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
@@ -195,18 +191,18 @@ def heat_sign(heat: int, glyphs: Glyphs) -> Cell:
     return Cell(glyphs.levels[HEAT_LEVELS[heat]], f"heat.{heat}")
 
 
-def flowing(entries: Sequence[Line], width: int, gap: int = 3) -> list[Line]:
-    """Entries one after the other on as many lines as they need."""
+def flowing(entries: Sequence[Line], width: int) -> list[Line]:
+    """Entries one after the other on as many lines as they need, two columns from either edge."""
     lines: list[list[Cell]] = [[]]
     used = 0
     for entry in entries:
         room = sum(cell_len(cell.text) for cell in entry)
-        if used and used + gap + room > width:
+        if used and used + GAP + room > width - 4:
             lines.append([])
             used = 0
         if used:
-            lines[-1].append(Cell(" " * gap))
-            used += gap
+            lines[-1].append(Cell(" " * GAP))
+            used += GAP
         lines[-1].extend(entry)
         used += room
-    return [tuple(cells) for cells in lines if cells]
+    return [line("  ", *cells) for cells in lines if cells]

@@ -42,9 +42,7 @@ def duration(ns: float | None) -> str:
     """Return a measured duration: ``198 ms``; from two minutes on as a span."""
     if ns is not None and ns >= 120e9:
         return span(ns)
-    if ns is not None and 0 <= ns < 0.5:
-        return "0"
-    return _scaled(ns, _DURATIONS)
+    return "0" if ns is not None and 0 <= ns < 0.5 else _scaled(ns, _DURATIONS)
 
 
 def span(ns: float | None) -> str:
@@ -89,9 +87,7 @@ def share(ratio: float | None) -> str:
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     percent = 100 * ratio
-    if 0 < percent < 9.95:
-        return f"{percent:.1f}%"
-    return f"{percent:.0f}%"
+    return f"{percent:.1f}%" if 0 < percent < 9.95 else f"{percent:.0f}%"
 
 
 def percent(value: float | None) -> str:

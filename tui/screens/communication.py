@@ -22,18 +22,14 @@ def paint_communication(view: View, width: int, height: int) -> Painting:
     snapshot = view.snapshot
     head = aged_heading("Communication, per step", view, snapshot.measured_at_ns, width)
     if snapshot.traffic:
-        lines = _plain_table(snapshot.traffic, _traffic_columns(view), width, view)
-        traffic = as_fresh(lines, view, snapshot.measured_at_ns)
+        rows, columns = snapshot.traffic, _traffic_columns(view)
+        table = paint_table(rows, columns, lambda row: row.group + row.kind, None, width, len(rows) + 1, view.glyphs)
+        traffic = as_fresh(list(table.lines), view, snapshot.measured_at_ns)
     else:
         traffic = [line(Cell("  no communication measured yet", "dim"))]
     notes = [cells for note in _NOTES for cells in paragraph(note, width - 4, "dim", Cell("  "))]
     buckets = _buckets(snapshot.buckets, view, width, height - len(traffic) - 5)
     return stacked(height, [head], traffic, [EMPTY, *notes] if height > 12 else [], [EMPTY], buckets)
-
-
-def _plain_table(rows: tuple[Traffic, ...], columns: list[Column[Traffic]], width: int, view: View) -> list[Line]:
-    table = paint_table(rows, columns, lambda row: f"{row.group} {row.kind}", None, width, len(rows) + 1, view.glyphs)
-    return list(table.lines)
 
 
 def _traffic_columns(view: View) -> list[Column[Traffic]]:

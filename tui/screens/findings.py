@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.finding import Finding, Severity, rank_list
 from ddpdoctor.monitor.snapshot import FindingView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, paragraph, shown, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, paragraph, scrolled, shown, stacked
 from ddpdoctor.tui.draw.figures import span
 from ddpdoctor.tui.draw.table import Column, paint_table, text_column
 from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, since_when, stack_lines
@@ -133,8 +133,7 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
         lines += [EMPTY, heading("What the check looks for", width, view.glyphs)]
         for words in view.explanation.splitlines():
             lines.append(line("  ", Cell(shown(words.rstrip()) if words.strip() == words else _indented(words))))
-    top = max(0, min(view.scroll, len(lines) - height))
-    return Painting(stacked(height, lines[top:]).lines, (), top)
+    return scrolled(lines, view.scroll, height)
 
 
 def _indented(words: str) -> str:

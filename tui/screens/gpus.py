@@ -28,15 +28,12 @@ def paint_gpus(view: View, width: int, height: int) -> Painting:
         return stacked(height, [head, *paragraph(note, width - 4, "dim", Cell("  "))])
     columns = max(1, (width + 2) // (CARD_WIDTH + 2))
     if -(-len(gpus) // columns) * CARD_LINES <= height - 1:
-        cards = _cards(view, width, min(columns, len(gpus)))
+        columns = min(columns, len(gpus))
+        card_width = (width - 2 * (columns - 1)) // columns
+        cards = in_columns([_card(gpu, view, card_width) for gpu in gpus], columns, card_width, 2)
         return stacked(height, [head, EMPTY] if len(cards) + 2 <= height else [head], cards)
     table = paint_table(gpus, _columns(view), lambda gpu: str(gpu.index), view.cursor, width, height - 1, view.glyphs)
     return stacked(height, [head], table)
-
-
-def _cards(view: View, width: int, columns: int) -> list[Line]:
-    card_width = (width - 2 * (columns - 1)) // columns
-    return in_columns([_card(gpu, view, card_width) for gpu in view.snapshot.gpus], columns, card_width, 2)
 
 
 def _card(gpu: Gpu, view: View, width: int) -> list[Line]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpdoctor.finding import rank_list
+from ddpdoctor.finding import grouped, rank_list
 from ddpdoctor.monitor.replay import mean_of_known
 from ddpdoctor.monitor.snapshot import RankView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, joined, line, padded, shown, stacked
@@ -86,10 +86,11 @@ def paint_many_ranks(view: View, width: int, height: int) -> Painting:
 
 def nodes_of(view: View) -> list[Node]:
     """Return the nodes in the order of their first rank; ranks of which no host and no node is known are of one."""
-    by_name: dict[str, list[RankView]] = {}
-    for rank in view.snapshot.ranks:
-        node = "" if rank.node is None else f"node {rank.node}"
-        by_name.setdefault(shown(rank.host) or node or view.glyphs.unknown, []).append(rank)
+
+    def name_of(rank: RankView) -> str:
+        return shown(rank.host) or (view.glyphs.unknown if rank.node is None else f"node {rank.node}")
+
+    by_name = grouped(view.snapshot.ranks, name_of)
     return [Node(name, tuple(ranks), tuple(map(_heat_now, ranks))) for name, ranks in by_name.items()]
 
 

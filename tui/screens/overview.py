@@ -6,13 +6,11 @@ from ddpdoctor.monitor.snapshot import RankView, Snapshot
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, padded, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import (
     ceiling_of,
-    flowing,
     gauge,
     heat_of,
     heat_strip,
     newest,
-    phase_bar,
-    phase_legend,
+    phase_lines,
     sparkline,
     spread,
 )
@@ -148,9 +146,8 @@ def step_phases(view: View, width: int) -> list[Line]:
     head = aged_heading("Where a step goes", view, snapshot.measured_at_ns, width, remark)
     if phases is None:
         return [head, line(Cell("  no step measured yet", "dim"))]
-    bar = line("  ", *phase_bar(phases, width - 4, view.glyphs, view.coloured))
-    legend = [line("  ", *cells) for cells in flowing(phase_legend(phases, view.glyphs, view.coloured), width - 4)]
-    return [head, *as_fresh([bar, *legend], view, snapshot.measured_at_ns)]
+    lines = phase_lines(phases, width, view.glyphs, view.coloured)
+    return [head, *as_fresh(lines, view, snapshot.measured_at_ns)]
 
 
 def _findings(view: View, width: int, most: int) -> list[Line]:

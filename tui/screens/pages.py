@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, scrolled, stacked
 from ddpdoctor.tui.screens.communication import paint_communication
 from ddpdoctor.tui.screens.findings import paint_finding, paint_findings
 from ddpdoctor.tui.screens.frame import FRAME_LINES, Tab, framed
@@ -48,9 +47,9 @@ SIDE_BY_SIDE = 110
 NAME_WIDTH = 12
 
 
-def paint_help(tabs: Sequence[Tab], view: View, width: int, height: int) -> Painting:
+def paint_help(view: View, width: int, height: int) -> Painting:
     """Draw the keys and what the figures mean."""
-    pages = (f"{tabs[0].key}-{tabs[-1].key}", ", ".join(tab.title for tab in tabs))
+    pages = (_TABS[0][0], ", ".join(tab.title for tab in TABS))
     half = (width - 3) // 2 if width >= SIDE_BY_SIDE else width
     keys = [heading("Keys", half, view.glyphs), *_listed((pages, *_EVERYWHERE))]
     more = [heading("On a rank, on a stall", half, view.glyphs), *_listed(_SPECIAL)]
@@ -58,8 +57,7 @@ def paint_help(tabs: Sequence[Tab], view: View, width: int, height: int) -> Pain
         more += [EMPTY, heading("In a recording", half, view.glyphs), *_listed(_PLAYBACK)]
     more += [EMPTY, heading("How to read it", half, view.glyphs), *_reading(view)]
     lines = beside(keys, more, half, 3) if width >= SIDE_BY_SIDE else [*keys, EMPTY, *more]
-    top = max(0, min(view.scroll, len(lines) - height))
-    return Painting(stacked(height, lines[top:]).lines, (), top)
+    return scrolled(lines, view.scroll, height)
 
 
 def _listed(keys: tuple[tuple[str, str], ...]) -> list[Line]:
@@ -136,7 +134,7 @@ PAGES = {
             paint=paint_stall,
             keys=(("d", "dump stacks"), ("c", "copy"), ("e", "export"), ("k", "kill the job")),
         ),
-        Page(name="help", tab="", paint=partial(paint_help, TABS), keys=(("Esc", "back"),), scrolls=True),
+        Page(name="help", tab="", paint=paint_help, keys=(("Esc", "back"),), scrolls=True),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, shown, stacked
-from ddpdoctor.tui.draw.charts import flowing, heat_strip, phase_bar, phase_legend
+from ddpdoctor.tui.draw.charts import flowing, heat_strip, phase_lines
 from ddpdoctor.tui.draw.figures import count, degrees, duration, megahertz, memory, percent, size, span, three, watts
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading, stack_lines
 from ddpdoctor.tui.view import View
@@ -59,9 +59,8 @@ def _gpu(rank: RankView, view: View) -> Line:
     sample = gpu.samples[-1]
     throttled = ", ".join(shown(reason) for reason in sample.throttle_reasons)
     words = (
-        f"{percent(sample.utilisation_percent)} busy, {memory(sample.memory_used_bytes)},"
-        f" {watts(sample.power_w)}, {degrees(sample.temperature_c)},"
-        f" {megahertz(sample.sm_clock_mhz)}"
+        f"{percent(sample.utilisation_percent)} busy, {memory(sample.memory_used_bytes)}, {watts(sample.power_w)}, "
+        f"{degrees(sample.temperature_c)}, {megahertz(sample.sm_clock_mhz)}"
     )
     return line(Cell("  GPU        ", "dim"), words, Cell(f", {throttled}" if throttled else "", "warning"))
 
@@ -84,9 +83,8 @@ def _steps(rank: RankView, view: View, width: int) -> list[Line]:
     entries: list[Line] = [(Cell(f"{name} ", "dim"), Cell(value, "strong")) for name, value in figures]
     strip = heat_strip(rank.lateness_ns, times.p50_ns, width - 15, view.glyphs)
     lines = [
-        *[line("  ", *cells) for cells in flowing(entries, width - 4)],
-        line("  ", *phase_bar(rank.phases, width - 4, view.glyphs, view.coloured)),
-        *[line("  ", *cells) for cells in flowing(phase_legend(rank.phases, view.glyphs, view.coloured), width - 4)],
+        *flowing(entries, width),
+        *phase_lines(rank.phases, width, view.glyphs, view.coloured),
         line(Cell("  lateness   ", "dim"), *strip),
     ]
     return [head, *as_fresh(lines, view, rank.measured_at_ns)]
@@ -99,9 +97,8 @@ def _gauges(rank: RankView, view: View, width: int) -> list[Line]:
         (Cell(f"{shown(gauge.name)} ", "dim"), Cell(written[gauge.unit](gauge.per_step), "strong"))
         for gauge in rank.gauges
     ]
-    lines = [line("  ", *cells) for cells in flowing(entries, width - 4)]
     head = aged_heading("Further figures, a step", view, rank.measured_at_ns, width)
-    return [head, *as_fresh(lines, view, rank.measured_at_ns)]
+    return [head, *as_fresh(flowing(entries, width), view, rank.measured_at_ns)]
 
 
 def _stack(rank: RankView, view: View, width: int) -> list[Line]:

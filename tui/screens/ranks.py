@@ -110,6 +110,12 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
     def dim(row: RankRow, text: str) -> Cell:
         return Cell(text, "dim")
 
+    def p95_ns(row: RankRow) -> float | None:
+        return row.rank.step_times.p95_ns if row.rank.step_times else None
+
+    def data_wait_ns(row: RankRow) -> float | None:
+        return row.rank.phases.data_wait_ns if row.rank.phases else None
+
     def strip(row: RankRow, width: int) -> Line:
         drawn = heat_strip(row.rank.lateness_ns, row.rank.median_ns, width, glyphs)
         return in_role(drawn, "dim") if view.age(row.rank.measured_at_ns)[0] == "stale" else drawn
@@ -131,8 +137,8 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         figure_column("step", "step", lambda row: row.rank.step, count, figure, width=8, importance=6),
         Column(name="state", title="now", width=22, most=46, importance=2, cell=state, key=lambda row: row.rank.state),
         figure_column("p50", "median", lambda row: row.rank.median_ns, duration, figure, width=7, importance=3),
-        figure_column("p95", "p95", _p95_ns, duration, figure, width=7, importance=9),
-        figure_column("data", "data", _data_wait_ns, duration, figure, width=7, importance=8),
+        figure_column("p95", "p95", p95_ns, duration, figure, width=7, importance=9),
+        figure_column("data", "data", data_wait_ns, duration, figure, width=7, importance=8),
         figure_column("waits", "waits", lambda row: row.rank.waiting_ns, duration, figure, width=7, importance=4),
         *_gpu_columns(view),
         figure_column(
@@ -140,14 +146,6 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         ),
         Column(name="late", title="late", width=16, most=-1, importance=5, cell=strip),
     ]
-
-
-def _p95_ns(row: RankRow) -> float | None:
-    return row.rank.step_times.p95_ns if row.rank.step_times else None
-
-
-def _data_wait_ns(row: RankRow) -> float | None:
-    return row.rank.phases.data_wait_ns if row.rank.phases else None
 
 
 def _gpu_columns(view: View) -> list[Column[RankRow]]:

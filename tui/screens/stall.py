@@ -140,6 +140,4 @@ def _moving(view: View, width: int) -> list[Line]:
 def _no_stall(snapshot: Snapshot) -> str:
     if snapshot.state == "waiting":
         return "no rank has trained a step yet"
-    if snapshot.state == "ended":
-        return "the job has ended"
-    return "no stall: the ranks are running"
+    return "the job has ended" if snapshot.state == "ended" else "no stall: the ranks are running"

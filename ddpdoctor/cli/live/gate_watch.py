@@ -31,6 +31,11 @@ END_AT_MOST_S = 2.0
 """What a job that was told to end may take before it is killed: a CI kills us soon after it has told us to end."""
 
 
+_REASONS = {
+    "time-limit": "the time limit was over", "signal": "it was interrupted", "unseen": "the observation failed",
+}  # fmt: skip
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How the watching ended."""
 
@@ -106,22 +111,18 @@ def _examination(snapshot: Snapshot, ended: Ended, words: tuple[str, ...], fail_
     """Return what the reports for CI servers say of the run."""
     findings = tuple(view.finding for view in snapshot.findings if view.until_ns is None)
     red = any(finding.severity.at_least(fail_on) for finding in findings)
-    reason = ""
+    reason = _REASONS.get(ended.by, "")
     verdict: Verdict = "clean"
     code = ExitCode.CLEAN
-    if red or ended.by == "hang":
-        verdict, code = "findings", ExitCode.FINDINGS
-    elif ended.by == "time-limit":
-        verdict, code, reason = "inconclusive", ExitCode.INCONCLUSIVE, "the time limit was over"
-    elif ended.by == "signal":
-        verdict, code, reason = "inconclusive", ExitCode.INTERRUPTED, "it was interrupted"
-    elif ended.by == "unseen":
-        verdict, code, reason = "inconclusive", ExitCode.INCONCLUSIVE, "the observation failed"
-    elif not snapshot.ranks:
-        verdict, code = "inconclusive", ExitCode.INCONCLUSIVE
+    if not reason and not snapshot.ranks:
         reason = "none of its processes created a process group, so nothing was watched"
-    elif ended.code:
-        verdict, code, reason = "inconclusive", ExitCode.INCONCLUSIVE, f"its exit code is {ended.code}"
+    elif not reason and ended.code:
+        reason = f"its exit code is {ended.code}"
+    if red or ended.by == "hang":
+        verdict, code, reason = "findings", ExitCode.FINDINGS, ""
+    elif reason:
+        verdict = "inconclusive"
+        code = ExitCode.INTERRUPTED if ended.by == "signal" else ExitCode.INCONCLUSIVE
     return Examination(
         target=" ".join(words),
         root=str(Path.cwd()),

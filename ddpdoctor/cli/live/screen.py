@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -22,10 +21,14 @@ SCREEN = "ddpdoctor.tui.app"
 
 def show(source: SnapshotSource, playback: Playback | None = None) -> str:
     """Show a run until the user leaves; how they left, as in ``ddpdoctor.tui.app.ScreenEnd``."""
-    with _talk_kept_back():
-        end: str = import_module(SCREEN).run_screen(
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The screen has the terminal.
+        app = import_module(SCREEN).DoctorApp(
             source, playback=playback, explain=explanation_of, exports=_exports(source)
         )
+        end: str = app.run() or "quit"
     return end
 
 
@@ -100,13 +103,3 @@ def explanation_of(code: str) -> str:
 def _demand_terminal(option: str) -> None:
     if not streams.screen_possible():
         raise UsageError(f"{option} needs a terminal on stdin, stdout and stderr")
-
-
-@contextmanager
-def _talk_kept_back() -> Iterator[None]:
-    """Keep warnings of Python off the terminal while the screen has it."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -313,10 +313,8 @@ def _absentee_title(divergence: Divergence) -> str:
 
 
 def _swapped_title(divergence: Divergence) -> str:
-    by_subject: dict[str, list[NextCall]] = {}
-    for turn in divergence.turns:
-        if turn.signature is not None and turn.signature.subject:
-            by_subject.setdefault(turn.signature.subject, []).append(turn)
+    by_subject = grouped(divergence.turns, lambda turn: "" if turn.signature is None else turn.signature.subject)
+    by_subject.pop("", None)
     unnamed = iter(("a parameter", *["another"] * len(by_subject)))
     parts = [f"{_named(subject) or next(unnamed)} of {_ranks(turns)}" for subject, turns in by_subject.items()]
     first = next(turn for turn in divergence.turns if turn.row is not None)

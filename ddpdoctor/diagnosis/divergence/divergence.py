@@ -279,7 +279,7 @@ def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tupl
             row = lanes.row(turn.rank, position)
             if row is None or len(steps) == 3:
                 break
-            if not lanes.reduces_gradients(turn.rank, row):
+            if lanes.record.signatures[track.signature[row]].origin != "ddp-backward":
                 continue
             if track.forward_site[row] == track.forward_site[turn.row] and track.step[row] != steps[-1]:
                 steps.append(track.step[row])
@@ -409,12 +409,9 @@ def _with_reasons(record: RunRecord, matcher: Matcher, found: Divergence) -> Div
     lanes = None if found.group is None else Lanes(record, matcher, record.groups.index(found.group))
     lines = {turn.line: None for turn in turns if turn.line and turn.signature and turn.signature.origin == "user"}
     times = {line: lanes.times((line.file, line.line)) for line in lines if lanes is not None}
-    told = tuple((line, counts) for line, counts in times.items() if _differ_as_loops(counts))
-    return msgspec.structs.replace(found, times=told)
-
-
-def _differ_as_loops(counts: Mapping[int, int]) -> bool:
-    return len(set(counts.values())) > 1 and min(counts.values()) > 1  # once, and not at all, is no loop
+    # Once, and not at all, is no loop.
+    told = ((line, counts) for line, counts in times.items() if len({*counts.values()}) > 1 < min(counts.values()))
+    return msgspec.structs.replace(found, times=tuple(told))
 
 
 def from_parting(

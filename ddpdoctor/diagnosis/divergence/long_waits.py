@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.divergence.next_calls import Lanes, NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import left_ns
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
-from ddpdoctor.record.model import Rank, RankException, RunRecord
+from ddpdoctor.record.model import RunRecord
 
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
@@ -35,7 +35,8 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
 
 def timed_out_wait(record: RunRecord, matcher: Matcher) -> LongWait | None:
     """Return the wait that ended the job: its timeout is the first thing that went wrong, and the late ranks lived."""
-    raised = _first_exception(record)
+    all_raised = [(rank, error) for rank in record.ranks for error in rank.exceptions]
+    raised = min(all_raised, key=lambda entry: entry[1].time_ns, default=None)
     if raised is None or not raised[1].communication or not _TIMED_OUT.search(raised[1].message):
         return None
     rank, error = raised
@@ -144,8 +145,3 @@ def _last_turn(record: RunRecord, lanes: Lanes, rank: int, position: int) -> Nex
         end = lanes.lanes[rank].end if rank in lanes.lanes else 0
         return lanes.turn(rank, end - 1, False)
     return lanes.turn(rank, position - 1, False)
-
-
-def _first_exception(record: RunRecord) -> tuple[Rank, RankException] | None:
-    raised = [(rank, error) for rank in record.ranks for error in rank.exceptions]
-    return min(raised, key=lambda entry: entry[1].time_ns, default=None)

@@ -52,9 +52,7 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
         return "dtype"
     if one.reduce_op and other.reduce_op and one.reduce_op != other.reduce_op:
         return "reduce operation"
-    if one.root is not None and other.root is not None and one.root != other.root:
-        return "root"
-    return ""
+    return "root" if one.root is not None and other.root is not None and one.root != other.root else ""
 
 
 def _uneven_list(one: Signature, other: Signature, backend: str) -> bool:

@@ -109,10 +109,6 @@ class Lanes:
             self._lines[site] = None if frame is None else (frame.file, frame.line)
         return self._lines[site]
 
-    def reduces_gradients(self, rank: int, row: int) -> bool:
-        """Return whether DDP issued an entry in backward."""
-        return self.record.signatures[self.tracks[rank].signature[row]].origin == "ddp-backward"
-
     def held_at(self, held: Blocked | None, position: int) -> bool:
         """Return whether a rank waits in the entry at a position, or in a later one that the same line made with it."""
         if held is None or held.position is None or held.row is None or held.rank not in self.lanes:
@@ -213,7 +209,8 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
     frames = user_frames(record, stack)
     seen_ago_ns = _seen_ago_ns(record, number)
     if not frames or _is_newer_than_stack(record, number):
-        frames = _last_place(record, number) or frames
+        heartbeat = record.heartbeat(number)
+        frames = (() if heartbeat is None else record.site(heartbeat.site).frames) or frames
     endless = record.endless_loop(number) if rank is not None and rank.loops else None
     if endless is not None:
         frames = record.site(endless.site).frames
@@ -263,7 +260,8 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
     dump = _main_dump(record, rank)
     if dump is None or not dump.frames:
         return None
-    if not _is_shutdown(dump.frames[-1]):
+    outermost = dump.frames[-1]
+    if not (outermost.function == "_shutdown" and outermost.file.endswith("threading.py")):
         return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(record) else None
     threads = [other for other in record.stacks_of(rank) if not other.main and not other.daemon]
     newest_ns = max((other.time_ns for other in threads), default=0)
@@ -288,11 +286,6 @@ def _all_scripts_are_over(record: RunRecord) -> bool:
         and not any(frame.function == "<module>" for frame in dump.frames)
         for dump in dumps
     )
-
-
-def _is_shutdown(frame: Frame) -> bool:
-    """Return whether Python waits at its end for the threads that are left."""
-    return frame.function == "_shutdown" and frame.file.endswith("threading.py")
 
 
 def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
@@ -321,28 +314,17 @@ def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
     return stands_since_ns > dump.time_ns + _BEAT_NS
 
 
-def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
-    """Return where the heartbeat of a rank saw it last."""
-    heartbeat = record.heartbeat(rank)
-    return () if heartbeat is None else record.site(heartbeat.site).frames
-
-
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames of a stack that are in the user's files."""
-    files = _user_files(record)
-    beside = os.path.dirname(record.job.script) + os.sep
-    mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))
-    return mine or tuple(frame for frame in stack if in_user_code(frame.file))
+    files, beside = _user_files(record), os.path.dirname(record.job.script) + os.sep
+    own = tuple(frame for frame in stack if in_user_code(frame.file))
+    of_the_script = {frame.file for frame in own if frame.file.startswith(beside)} if beside != os.sep else set()
+    return tuple(frame for frame in stack if frame.file in files or frame.file in of_the_script) or own
 
 
 @once_per_record()
 def _user_files(record: RunRecord) -> frozenset[str]:
     return frozenset(frame.file for site in record.sites for frame in site.frames) | {record.job.script}
-
-
-def _is_beside(file: str, directory: str) -> bool:
-    """Return whether a file is the user's, and in the directory of the script or below."""
-    return directory != os.sep and file.startswith(directory) and in_user_code(file)
 
 
 def _differs(lanes: Lanes, ranks: list[int], position: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from ddpdoctor.check import Verdict, Via
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import bytes_text, location_of, place, rank_list, site_location
-from ddpdoctor.finding import Frame, Location, Severity
+from ddpdoctor.finding import Frame, Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import MissingGradient
 
@@ -187,9 +187,7 @@ def _describe(
     record: RunRecord, number: int, wraps: dict[int, Wrap], missing: dict[int, frozenset[str]], steps: int = 0
 ) -> Verdict:
     """Return what is wrong with parameters of a wrap; ``steps`` were made where an option of DDP hides it."""
-    by_names: dict[frozenset[str], list[int]] = {}
-    for rank, names in sorted(missing.items()):
-        by_names.setdefault(names, []).append(rank)
+    by_names = grouped(sorted(missing), missing.__getitem__)
     everywhere = frozenset.intersection(*by_names)
     contrasted = len(by_names) > 1 and set(missing) == set(wraps)
     reasons = tuple(

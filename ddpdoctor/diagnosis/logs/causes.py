@@ -65,9 +65,7 @@ def name_of(one: Incident) -> str:
         return "closed"
     if one.kind == "nccl" and one.passed_on:
         return "nccl-passed-on"
-    if one.kind == "lost-peer" and one.type == "NCCL WARN":
-        return "lost-by-nccl"
-    return one.kind
+    return "lost-by-nccl" if one.kind == "lost-peer" and one.type == "NCCL WARN" else one.kind
 
 
 def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool:
@@ -220,8 +218,14 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
     incidents = _without_shadows((*raised, *left))
     if all(name_of(one) == "aborted" for one in incidents):
-        incidents = (*incidents, *_detected(told)) or _promoted(told)
-    incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
+        # The watchdog detected something, without a word on what it was: a time-out, as a rule.
+        detected = [one for one in told if one.kind == "said" and one.trouble == "timeout"]
+        incidents = (*incidents, *(replace(one, kind="timed-out") for one in detected)) or _promoted(told)
+    incidents = tuple(
+        one
+        for one in incidents
+        if name_of(one) not in ADDS_NOTHING or not any(may_follow(one, other, evidence) for other in incidents)
+    )
     groups = _grouped(incidents)
     # An error that nobody knows, and a command that could not be run, are nothing where the job went on.
     passed = [one for one in gone_on if one.type not in (ERROR_LINE, NO_START)]
@@ -303,11 +307,6 @@ def _raised_again(told: Sequence[Incident], failed: Collection[int | None]) -> s
     return caught
 
 
-def _detected(told: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Return what the watchdog detected without a word on what it was: a time-out, as a rule."""
-    return tuple(replace(one, kind="timed-out") for one in told if one.kind == "said" and one.trouble == "timeout")
-
-
 def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
     """Return the first exception without a traceback, or a warning, where nothing else is known: probably the one.
 
@@ -317,11 +316,6 @@ def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
     raised = [replace(one, kind="raised") for one in said if one.trouble == "exception"]
     last = [one for one in said if one.trouble == "no-rendezvous" and one.loose]
     return tuple((raised or [replace(one, kind="no-rendezvous", type=_WARNING) for one in last])[:1])
-
-
-def _says_nothing(one: Incident, incidents: Sequence[Incident], evidence: LogEvidence) -> bool:
-    """Return whether an incident only repeats that another one had happened."""
-    return name_of(one) in ADDS_NOTHING and any(may_follow(one, other, evidence) for other in incidents)
 
 
 def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: LogEvidence) -> LogCause:

@@ -46,7 +46,9 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
 def _title(cause: LogCause, *, is_cause: bool) -> str:
     if cause.survived:
         return remedies.title(cause) + WENT_ON
-    return remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause)
+    if is_cause or not cause.leads:
+        return remedies.title(cause)
+    return f"in attempt {cause.attempts[0] + 1} of the launcher, {remedies.title(cause)}"
 
 
 def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:

@@ -43,7 +43,8 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
     waits = cause is not None and cause.first.kind in ("timed-out", "stuck", "lost-peer")
     if (cause is None or waits) and not dumps:
         found.append(DUMPS)
-    if cause is not None and cause.absent and not _spoke(record, cause.absent):
+    heard = {*record.logs.ranks, *(one.rank for one in record.logs.incidents)}
+    if cause is not None and cause.absent and heard.isdisjoint(cause.absent):
         found.append(f"the output of {rank_list(cause.absent)}: {OUTPUT}")
     elif cause is not None and not cause.ranks and cause.first.frames:
         found.append(f"which rank wrote what: {OUTPUT}")
@@ -54,11 +55,6 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
     return (*found, PROFILE) if found else ()
-
-
-def _spoke(record: RunRecord, ranks: tuple[int, ...]) -> bool:
-    """Return whether something that one of the ranks wrote was seen."""
-    return bool(set(ranks) & set(record.logs.ranks)) or any(one.rank in ranks for one in record.logs.incidents)
 
 
 _OF_THE_SCRIPT: frozenset[Trouble] = frozenset(
@@ -91,9 +87,7 @@ def advice_of(cause: LogCause) -> Advice:
         return "retry" if any(_PORT_TAKEN.search(one.message) for one in cause.incidents) else "unknown"
     if first.type == ERROR_LINE:
         return "unknown"
-    if first.kind == "raised" and first.type in _PASSES:
-        return "retry"
-    return of_trouble(cause.trouble)
+    return "retry" if first.kind == "raised" and first.type in _PASSES else of_trouble(cause.trouble)
 
 
 def of_trouble(trouble: Trouble | None) -> Advice:
@@ -131,8 +125,7 @@ def of_exception(cause: LogCause) -> str:
     if cause.first.kind == "cuda":
         return (
             "CUDA reports it asynchronously, so the line that raised it may be another one: run with "
-            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is "
-            "out of range."
+            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is out of range."
         )
     if cause.first.type == "std::system_error":
         return (
@@ -401,11 +394,6 @@ def title(cause: LogCause) -> str:
         if incident_text(first)
         else f"{_who(cause)} raised {first.type}{_at(first)}"
     )
-
-
-def of_attempt(cause: LogCause) -> str:
-    """Say what the first cause of a later attempt was."""
-    return f"in attempt {cause.attempts[0] + 1} of the launcher, {title(cause)}"
 
 
 def incident_text(one: Incident) -> str:

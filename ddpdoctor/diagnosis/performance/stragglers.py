@@ -232,7 +232,9 @@ def straggler(record: RunRecord) -> Straggler | None:
         return None
     summary = typical(record, gap_in)
     gap_ns = gap_in(summary)
-    is_short = _measured_for_ns(record) < LASTING_NS
+    tracks = [track for track in record.step_tracks if len(track)]
+    ended_ns = max(track.ended_at_ns[-1] for track in tracks)
+    is_short = ended_ns - min(track.started_at_ns[0] for track in tracks) < LASTING_NS
     if is_short and gap_ns < CLEAR * limit * _step_ns(summary):
         return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
@@ -313,12 +315,6 @@ def _beyond_chance(record: RunRecord, late: tuple[int, ...]) -> bool:
         return False
     standard_error_ns = stdev(gaps.values()) / math.sqrt(len(gaps))
     return fmean(gaps.values()) > STANDARD_ERRORS * standard_error_ns
-
-
-def _measured_for_ns(record: RunRecord) -> int:
-    """From the beginning of the first step to the end of the last one."""
-    tracks = [track for track in record.step_tracks if len(track)]
-    return max(track.ended_at_ns[-1] for track in tracks) - min(track.started_at_ns[0] for track in tracks)
 
 
 def own_time_ns(rank: RankSummary, phase: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median_low
@@ -16,9 +17,8 @@ from ddpdoctor.diagnosis.performance.summary import Traffic
 from ddpdoctor.diagnosis.steps import RankSteps, common_rows, taken
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.wording import bytes_text, place, rank_list, site_location
-from ddpdoctor.finding import Frame, Location, Severity
+from ddpdoctor.finding import Frame, Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
-from ddpdoctor.record.streams.measured import Gpu
 
 # Buffers that DDP broadcasts in every training forward although that changes nothing.
 
@@ -67,10 +67,7 @@ def _broadcasts(record: RunRecord, wraps: Mapping[int, Wrap]) -> int:
         entry.kind == "broadcast" and entry.origin == "ddp-forward" and (entry.dtype != "int32" or entry.dtype in types)
         for entry in record.signatures
     ]
-    by_step: dict[int, int] = {}
-    for signature, step in zip(track.signature, track.step, strict=False):
-        if counted[signature]:
-            by_step[step] = by_step.get(step, 0) + 1
+    by_step = Counter(step for signature, step in zip(track.signature, track.step, strict=False) if counted[signature])
     return median_low(by_step.values()) if by_step else 0
 
 
@@ -136,12 +133,10 @@ def _trained_twice_in_a_row(record: RunRecord, number: int, rank: int) -> bool:
 
 
 def _inputs_differ(record: RunRecord, number: int) -> bool:
-    by_rank: dict[int, list[str]] = {}
-    for forward in record.forwards:
-        if forward.wrap == number and forward.synchronised and forward.training and forward.input_digest:
-            by_rank.setdefault(forward.rank, []).append(forward.input_digest)
+    of_wrap = [one for one in record.forwards if one.wrap == number and one.synchronised and one.training]
+    by_rank = grouped((one for one in of_wrap if one.input_digest), lambda one: one.rank)
     steps = list(zip(*by_rank.values(), strict=False)) if len(by_rank) > 1 else []
-    return bool(steps) and all(len(set(step)) > 1 for step in steps)
+    return bool(steps) and all(len({one.input_digest for one in step}) > 1 for step in steps)
 
 
 def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_user: bool) -> str:
@@ -190,14 +185,11 @@ def link_of(record: RunRecord, ranks: Collection[int]) -> Link | None:
     if not all("nccl" in backend for backend in backends):
         return None
     nvlinks = [gpu.nvlink_bytes_per_s for gpu in gpus if gpu.nvlink_bytes_per_s is not None]
-    if len(nvlinks) == len(gpus) and (len(gpus) == 2 or not _in_pairs(gpus)):
+    in_pairs = any(word in gpu.name.upper() for gpu in gpus for word in _PAIRS_ONLY)
+    if len(nvlinks) == len(gpus) and (len(gpus) == 2 or not in_pairs):
         return Link(kind="NVLink", bytes_per_s=min(nvlinks))
     lanes = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s is not None]
     return Link(kind="PCIe", bytes_per_s=min(lanes)) if len(lanes) == len(gpus) else None
-
-
-def _in_pairs(gpus: Sequence[Gpu]) -> bool:
-    return any(word in gpu.name.upper() for gpu in gpus for word in _PAIRS_ONLY)
 
 
 LEAST_EXPOSED = 0.5
@@ -227,7 +219,7 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
         known = exposed_ns >= LEAST_EXPOSED * window_ns and meeting.ranks == meeting.members
         yield Traffic(
             group=_group_name(meeting.members, record.job.world_size or len(ranks)),
-            backend=_backend(record, meeting.members),
+            backend=next((one.backend for one in record.groups if one.ranks == meeting.members), record.job.backend),
             kind=GRADIENTS,
             calls_per_step=sum(track.buckets[row] for row in steps.row) / len(steps),
             bytes_per_step=sum(track.reduced_bytes[row] for row in steps.row) / len(steps),
@@ -321,8 +313,3 @@ def _group_name(ranks: tuple[int, ...], world_size: int, name: str = "") -> str:
     """Return who is in a group, behind the name of its dimension in a device mesh if it is one's."""
     members = f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
     return f"{name} of {members}" if name else members
-
-
-def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:
-    fitting = (group.backend for group in record.groups if group.ranks == ranks)
-    return next(fitting, record.job.backend)

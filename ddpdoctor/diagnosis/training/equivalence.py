@@ -113,11 +113,6 @@ class Runs(msgspec.Struct, frozen=True):
     against: str = ""
     """… and its command."""
 
-    @property
-    def is_uncontrolled(self) -> bool:
-        """Whether nothing can be run on the samples of one rank alone."""
-        return self.in_turn or bool(self.against)
-
 
 def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
     """Return a step as a process wrote it; raises ValueError and KeyError where it is damaged."""
@@ -399,7 +394,7 @@ class _Judge:
             if self._runs.against and self._runs.again:
                 return self._says("other", self._differ)
             return _open("the gradients differ by several factors", kind=self._kind_if_open)
-        if not self._runs.alone and not self._runs.is_uncontrolled:
+        if not (self._runs.alone or self._runs.in_turn or self._runs.against):
             return _open(f"the gradients differ by a factor of {factor:.2f}", kind="unexplained")
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
         whole = len(off) == len(known)
@@ -455,7 +450,7 @@ class _Judge:
             if len(wrong) == self._world:
                 return _open("on every rank the loss weighs samples otherwise than in one process")
             for step, fit in enumerate(fits):
-                if not self._weighs_alike(fit):
+                if not all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks))):
                     return self._weighted(step, fit)
         for ranks in (wrong, self._wrong_ranks(by_direction=True)):
             if 0 < len(ranks) < self._world:
@@ -466,9 +461,6 @@ class _Judge:
         """Return what rounding makes of all gradients, as a share of their norm."""
         whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
         return math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
-
-    def _weighs_alike(self, fit: _Fit) -> bool:
-        return all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks)))
 
     def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
         due = tuple(round(share, 4) for share in shares(fit.weights))

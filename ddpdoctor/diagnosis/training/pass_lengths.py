@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.finding import Location, grouped
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
+from ddpdoctor.record.streams.training import Loader, Pass
 
 # Which loaders and passes of the ranks correspond to each other, and which of them feed training.
 
@@ -196,7 +196,10 @@ def compare_samples(loaders: Sequence[Loader]) -> Comparison:
     widths = {len(found[index].leaves) for found in probes for index in common}
     if len(widths) != 1:
         return "unknown"
-    informative = [_informative([found[index] for index in common], max(widths)) for found in probes]
+    informative = [
+        {leaf for leaf in range(max(widths)) if len({found[index].leaves[leaf] for index in common}) > 1}
+        for found in probes
+    ]
     leaves = set.intersection(*informative)
     if not leaves:
         return "different" if any(informative) else "meaningless"
@@ -204,10 +207,6 @@ def compare_samples(loaders: Sequence[Loader]) -> Comparison:
     if agreements == {True}:
         return "same"
     return "different" if agreements == {False} else "unknown"
-
-
-def _informative(probes: Sequence[SampleProbe], width: int) -> set[int]:
-    return {leaf for leaf in range(width) if len({probe.leaves[leaf] for probe in probes}) > 1}
 
 
 _MANY_RANKS = 8

@@ -10,7 +10,6 @@ import msgspec
 
 from ddpdoctor.check import Reason, Verdict, Via
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, waits_in_vain
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_all_ranks
@@ -86,15 +85,10 @@ def _in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
     return {
         turn.rank
         for turn in divergence.turns + divergence.proof
-        if turn.signature is not None
-        and turn.signature.origin == "ddp-backward"
-        and (turn.waiting or _is_under_way(record, turn))
+        if turn.signature is not None and turn.signature.origin == "ddp-backward"
+        for track in (record.track(turn.rank),)
+        if turn.waiting or (track is not None and turn.row is not None and not track.completed_ns[turn.row])
     }
-
-
-def _is_under_way(record: RunRecord, turn: NextCall) -> bool:
-    track = record.track(turn.rank)
-    return track is not None and turn.row is not None and not track.completed_ns[turn.row]
 
 
 def _drift(

@@ -110,9 +110,7 @@ class Lobby(Generic[T]):
         self._sources[source] += 1
         if self._sources[source] > self._most_of_one:
             return self._oldest_of(source)
-        if len(self._held) > self._most:
-            return self._oldest_of(self._sources.most_common(1)[0][0])
-        return None
+        return self._oldest_of(self._sources.most_common(1)[0][0]) if len(self._held) > self._most else None
 
     def remove(self, one: T) -> None:
         """Forget a connection: it is closed, or needs no lobby any more."""

@@ -167,11 +167,6 @@ class Head:
                 for session in lost:
                     del self.nodes[session]
 
-    @property
-    def trouble_at_port(self) -> str:
-        """What failed of ours where connections come in, as a sentence; empty while all is well."""
-        return self.front.trouble
-
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
@@ -259,7 +254,7 @@ class Head:
             self.strange += 1
             return None
         try:
-            update = messages.unpack_update(parts[0], self._most_unpacked())
+            update = messages.decoded(parts[0], messages.UPDATES, self._most_unpacked())
             self.was_reached = True
             with self.lock:
                 return self._taken(update, len(parts[0]), received_ns, source)
@@ -367,18 +362,9 @@ class Head:
 
 def _drawn() -> HeadKeys:
     """New keys, of a head that does not listen yet."""
-    server_public, server_secret = zmq.curve_keypair()
-    meetings = []
-    for public, secret in (zmq.curve_keypair(), zmq.curve_keypair()):
-        texts = (key.decode("ascii") for key in (server_public, public, secret))
-        server_key, client_key, client_secret = texts
-        meetings.append(
-            Meeting(
-                port=0,
-                server_key=server_key,
-                client_key=client_key,
-                client_secret=client_secret,
-                protocol=PROTOCOL,
-            )
-        )
-    return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])
+    (server, server_secret), *clients = [[key.decode("ascii") for key in zmq.curve_keypair()] for _ in range(3)]
+    nodes, screens = (
+        Meeting(port=0, server_key=server, client_key=public, client_secret=secret, protocol=PROTOCOL)
+        for public, secret in clients
+    )
+    return HeadKeys(server_secret=server_secret, meeting=nodes, screens=screens)

@@ -84,24 +84,9 @@ def kept_keys(directory: Path) -> HeadKeys | None:
         return None
 
 
-def keep_keys(directory: Path, keys: HeadKeys) -> None:
-    """Keep them, readable by this user alone. Raises OSError."""
-    write_private(directory / layout.HEAD_KEY_FILE, msgspec.json.encode(keys))
-
-
-def write_head_file(directory: Path, meeting: Meeting) -> None:
-    """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
-    write_private(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
-
-
 def write_attach_file(directory: Path, screens: Meeting) -> None:
     """Keep what lets a screen in that is shown elsewhere; readable by this user alone. Raises OSError."""
     write_private(directory / layout.ATTACH_FILE, screens.text().encode("ascii") + b"\n")
-
-
-def write_seek_file(directory: Path, rank: int) -> None:
-    """Have a rank of this node find out where the head is. Raises OSError."""
-    write_private(directory / layout.SEEK_FILE, str(rank).encode("ascii") + b"\n")
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping
 from itertools import accumulate, chain
 from operator import sub
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 import zmq
@@ -98,6 +98,7 @@ SENT = tuple(
 """The streams that are sent as they are, whenever they changed."""
 SELDOM = {"gpus": 10, "host_uses": 5, "gauges": 5, "files": 5, "host_reads": 5, "looks": 25}
 """Streams that change all the time, and are sent again after so many updates at the soonest."""
+Message = TypeVar("Message")
 Track = StepTrack | CallTrack | CollectiveTrack
 _HINTS = get_type_hints(RunRecord)
 ShortText = Annotated[str, msgspec.Meta(max_length=255)]
@@ -238,17 +239,10 @@ def pack_answer(answer: Answer | Shown) -> bytes:
     return msgspec.msgpack.encode(answer)
 
 
-def unpack_update(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> Update:
-    """Read an update of no more bytes; raises RecordError for anything else, and OtherVersion for that."""
-    update: Update = decoded(content, _UPDATES, most_bytes)
-    return update
-
-
 def unpack_answer(content: bytes) -> Answer:
     """Read an answer; raises RecordError for anything else."""
     try:
-        answer: Answer = _ANSWERS.decode(content)
-        return answer
+        return _ANSWERS.decode(content)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise RecordError(f"an answer that cannot be read: {error}") from error
 
@@ -276,8 +270,8 @@ def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
     values = list(chain.from_iterable(getattr(track, name)[start:] for name in names))
     count = len(track) - start
     values[: count * rounded] = [value // _UNIT_NS for value in values[: count * rounded]]
-    differences = array("q", map(sub, values, chain((0,), values)))
-    return Rows(rank=track.rank, anew=anew, count=count, content=_planes(differences.tobytes()))
+    differences = array("q", map(sub, values, chain((0,), values))).tobytes()
+    return Rows(rank=track.rank, anew=anew, count=count, content=b"".join(differences[at::8] for at in range(8)))
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
@@ -312,12 +306,8 @@ _ROUNDED_COLUMNS = {kind: sum(name.endswith(_ROUNDED) for name in names) for kin
 """How many these are."""
 
 
-def _planes(content: bytes) -> bytes:
-    return b"".join(content[at::8] for at in range(8))
-
-
-def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Any], most_bytes: int = MOST_UNPACKED_BYTES) -> Any:
-    """Return a message of this version; raises RecordError for anything else, and OtherVersion for that."""
+def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Message], most_bytes: int) -> Message:
+    """Return a message of no more bytes; raises RecordError for anything else, OtherVersion for that of another one."""
     plain = unpacked(content, most_bytes)
     try:
         envelope = _ENVELOPES.decode(plain)
@@ -328,7 +318,7 @@ def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Any], most_bytes: i
         raise RecordError(f"a message that cannot be read: {error}") from error
 
 
-def unpacked(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
+def unpacked(content: bytes, most_bytes: int) -> bytes:
     """Return what was packed, where it is no more than so much; raises RecordError."""
     unpacker = zlib.decompressobj()
     try:
@@ -341,8 +331,8 @@ def unpacked(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
 
 
 _ENVELOPES: msgspec.msgpack.Decoder[_Envelope] = msgspec.msgpack.Decoder(_Envelope)
-_UPDATES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Update)
-_ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+UPDATES: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(Annotated[_HINTS[name], msgspec.Meta(max_length=MOST_ENTRIES)]) for name in SENT
 }

@@ -160,7 +160,9 @@ class Nodes:
         self._several_since_ns = (self._several_since_ns or now_ns) if several else 0
         is_settled = several and now_ns - self._several_since_ns >= SETTLED_AFTER_NS
         if 0 in own:
-            self._leave_head()
+            if self._agent is not None:  # Nothing is forwarded any more: rank 0 is here.
+                self._agent.close()
+                self._agent, self._known_head = None, ""
             if is_settled or self._head_at is not None:
                 self._lead(is_settled, now_ns)
             if self._head is not None:
@@ -178,12 +180,6 @@ class Nodes:
         self._several_since_ns, self._seeks, self._fault = 0, -1, ""
         if self._head is not None:
             self._led_since_ns = epoch_ns()
-
-    def _leave_head(self) -> None:
-        """Forward nothing any more: rank 0 is here."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent, self._known_head = None, ""
 
     def _resign(self) -> None:
         """Be no head any more: rank 0 is elsewhere since the job was started again."""
@@ -337,18 +333,18 @@ class Nodes:
         return True
 
     def _seek(self, rank: int) -> None:
-        from ddpdoctor.monitor.nodes.meeting import write_seek_file
+        from ddpdoctor.monitor.nodes.meeting import write_private
 
         if self._seeks == rank:
             return
         self._seeks = rank
         with suppress(OSError):  # Another user's run, or a full disk: the notes say which ranks are not seen.
-            write_seek_file(self._directory, rank)
+            write_private(self._directory / layout.SEEK_FILE, f"{rank}\n".encode("ascii"))
 
     def _lead(self, is_settled: bool, now_ns: int) -> None:
         """Listen; once it is sure that there are other nodes, let them know where."""
         from ddpdoctor.monitor.nodes.head import Head
-        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_attach_file, write_head_file
+        from ddpdoctor.monitor.nodes.meeting import kept_keys, write_attach_file, write_private
 
         if not self._takes_place():
             return
@@ -357,10 +353,11 @@ class Nodes:
             if self._head is None:
                 self._head = Head(host, port, kept_keys(self._directory))
                 self._led_since_ns = epoch_ns()
-                keep_keys(self._directory, self._head.keys)
+                write_private(self._directory / layout.HEAD_KEY_FILE, msgspec.json.encode(self._head.keys))
                 write_attach_file(self._directory, self._head.keys.screens)
             if is_settled and not self._is_announced:
-                write_head_file(self._directory, self._head.meeting)
+                announced = self._head.meeting.text().encode("ascii") + b"\n"
+                write_private(self._directory / layout.HEAD_FILE, announced)
                 self._is_announced = True
             self._fault = ""
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
@@ -406,19 +403,9 @@ class Nodes:
 
     def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
         assert self._head is not None
-        notes = [
-            note
-            for note in (
-                self._fault,
-                self._head.listens,
-                self._head.others,
-                self._head.screens.others,
-                self._head.trouble,
-                self._head.trouble_at_port,
-                *self._unusable,
-            )
-            if note
-        ]
+        head = self._head
+        told = (self._fault, head.listens, head.others, head.screens.others, head.trouble, head.front.trouble)
+        notes = [note for note in (*told, *self._unusable) if note]
         notes += [
             f"messages from {source or 'another machine'} that have the job's key {why}: they are ignored"
             for source, (why, since_ns, until_ns) in tuple(self._head.lies.items())
@@ -427,9 +414,8 @@ class Nodes:
         if self._is_announced and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
             notes.append(
                 f"no monitor of another node has connected to port {self._head.meeting.port} of this machine yet: the "
-                "other "
-                "nodes run without ddpdoctor, or a firewall or a wrong host name blocks them, which their own output "
-                "shows"
+                "other nodes run without ddpdoctor, or a firewall or a wrong host name blocks them, which their own "
+                "output shows"
             )
         with self._head.lock:
             lost = [node for node in self._head.nodes.values() if node.is_lost(now_ns)]

@@ -91,8 +91,7 @@ def unpack_request(content: bytes) -> Request:
     """Read what a screen asks for; raises RecordError, of which OtherVersion is one."""
     if len(content) > MOST_REQUEST_BYTES:
         raise RecordError("a request that is too long")
-    request: Request = decoded(content, _REQUESTS, MOST_REQUEST_BYTES)
-    return request
+    return decoded(content, _REQUESTS, MOST_REQUEST_BYTES)
 
 
 def unpack_shown(parts: list[bytes]) -> tuple[Shown, Picture | None]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -375,12 +376,8 @@ def _with_native(program: str, pids: Sequence[int], looks: list[Look]) -> list[L
     asked = {look.frames: number for number, look in reversed(list(enumerate(looks))) if look.frames}
     for number in sorted(asked.values()):
         main, problem = _main_thread(program, pids[number], "--native")
-        names = []
-        for frame in main.frames:
-            if not frame.is_native:
-                break
-            names.append(frame.name)
-        looks[number] = msgspec.structs.replace(looks[number], native=tuple(names), native_problem=problem)
+        names = tuple(frame.name for frame in takewhile(lambda frame: frame.is_native, main.frames))
+        looks[number] = msgspec.structs.replace(looks[number], native=names, native_problem=problem)
     return looks
 
 

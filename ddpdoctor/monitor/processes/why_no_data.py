@@ -42,7 +42,9 @@ def library_of(script: str, program: str) -> str:
         text = read_start(script, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
-    return next((name for module, name in _LIBRARIES if _imports(module, text)), "")
+    imported = r"^(?:import|from)[ \t]+{}(?![\w])"
+    found = (name for module, name in _LIBRARIES if re.search(imported.format(re.escape(module)), text, re.MULTILINE))
+    return next(found, "")
 
 
 def sentence(library: str) -> str:
@@ -52,10 +54,6 @@ def sentence(library: str) -> str:
         "`ddpdoctor check --static` reads it, `autopsy` explains its logs, and `autopsy --live` where its processes "
         "stand"
     )
-
-
-def _imports(module: str, text: str) -> bool:
-    return re.search(rf"^(?:import|from)[ \t]+{re.escape(module)}(?![\w])", text, re.MULTILINE) is not None
 
 
 COMPLAINS_AFTER_NS = 10_000_000_000
@@ -124,8 +122,7 @@ class Silence:
         if _PYTHON.match(self._program):
             return (
                 "no process of the job created a process group: it trains without DDP, ended before, or starts its "
-                "ranks "
-                f"without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
+                f"ranks without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
             )
         hint = _PASSING_ON.get(self._program, "")
         return (

@@ -65,7 +65,8 @@ class DumpBook:
         self._keep: list[Dump] = []
         """Dumps whose identity is a key: they must live as long."""
         self._of_rank: dict[int, _Built] = {}
-        self._without: set[int] = set()
+        self.without: set[int] = set()
+        """Ranks that the job has, and whose dumps cannot be used."""
         self.lost: dict[int, int] = {}
         """By rank, how many entries its ring had overwritten."""
 
@@ -86,10 +87,6 @@ class DumpBook:
         for number in set(built.columns["group"]):
             self._members[number].add(rank)
 
-    def note_rank(self, rank: int) -> None:
-        """Note that the job has a rank whose dump cannot be used."""
-        self._without.add(rank)
-
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have a dump."""
@@ -97,11 +94,15 @@ class DumpBook:
 
     def into(self, record: RunRecord, written_ns: int) -> RunRecord:
         """Add what the dumps tell to the record of the logs."""
-        numbers = self._of_rank.keys() | self._without | {rank.rank for rank in record.ranks}
+        numbers = self._of_rank.keys() | self.without | {rank.rank for rank in record.ranks}
         world = max(record.job.world_size, *(rank + 1 for rank in numbers))
         world = max([world, *(rank + 1 for group in self._known for rank in group.ranks)])
         groups = tuple(
-            group if group.ranks else msgspec.structs.replace(group, ranks=self._members_of(number, world))
+            group
+            if group.ranks
+            else msgspec.structs.replace(
+                group, ranks=tuple(range(world) if number in self._defaults else sorted(self._members[number]))
+            )
             for number, group in enumerate(self._known)
         )
         self._reopen(groups)
@@ -151,10 +152,6 @@ class DumpBook:
                 self._of_rank[rank] = msgspec.structs.replace(
                     built, columns={**columns, "completed_ns": completed}, open_row=completed.index(0)
                 )
-
-    def _members_of(self, number: int, world: int) -> tuple[int, ...]:
-        """Ranks of a group whose dumps do not name them."""
-        return tuple(range(world)) if number in self._defaults else tuple(sorted(self._members[number]))
 
     def _rank(self, number: int, known: Rank | None, waited_for: frozenset[int]) -> Rank:
         """A rank was there when its dump was made; one without a dump did not come as far as is known."""

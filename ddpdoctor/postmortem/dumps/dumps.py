@@ -108,20 +108,20 @@ class Dumps:
     def __init__(self) -> None:
         self._known: list[tuple[bytes, Dump]] = []
 
-    def read(self, content: bytes) -> tuple[Dump, bool]:
-        """Return the dump, and whether it is one that was read before but for its times; raises DumpError."""
+    def read(self, content: bytes) -> Dump:
+        """Return the dump, the same one where it was read before but for its times; raises DumpError."""
         if len(content) > LARGEST_BYTES:
             raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, too large for a flight-recorder dump")
         if content[:1] != b"\x80":
-            return _checked(_of_json(content)), False
+            return _checked(_of_json(content))
         bare = timeless(content)
         for known, dump in self._known:
             if bare == known:
-                return dump, True
+                return dump
         dump = _checked(_of_pickle(content))
         if len(self._known) < MOST_KNOWN:
             self._known.append((bare, dump))
-        return dump, False
+        return dump
 
 
 def timeless(content: bytes) -> bytes:
@@ -228,10 +228,7 @@ def _of_json(content: bytes) -> Dump:
 
 def _depth(content: bytes) -> int:
     """Return how many opening brackets stand in a row at the most, which is what a bomb of nested lists is made of."""
-    longest = 0
-    for match in re.finditer(rb"[\[{]{8,}", content):
-        longest = max(longest, len(match[0]))
-    return longest
+    return max((len(match[0]) for match in re.finditer(rb"[\[{]{8,}", content)), default=0)
 
 
 def _checked(dump: Dump) -> Dump:

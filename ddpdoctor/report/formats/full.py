@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ddpdoctor.check import CUT_SHORT, NEEDS_A_RUN, OutcomeState
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
-from ddpdoctor.finding import Finding, Severity, shown_path
+from ddpdoctor.finding import Severity, grouped, shown_path
 from ddpdoctor.report.layout import note_lines, paragraph, spaced, to_string
 from ddpdoctor.report.streams import one_line, visible
 
@@ -77,13 +77,11 @@ def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]
     # What finds nothing, as most runs do, needs none of it.
     from ddpdoctor.report.finding_text import explanation_lines, finding_lines, folded_advice_lines
 
-    advice: dict[str, list[Finding]] = {}
+    advice = [finding for finding in examination.findings if finding.severity is Severity.ADVICE]
     for finding in examination.findings:
-        if finding.severity is Severity.ADVICE:
-            advice.setdefault(finding.code, []).append(finding)
-        else:
+        if finding.severity is not Severity.ADVICE:
             yield finding_lines(finding, examination.root, width)
-    for group in advice.values():
+    for group in grouped(advice, lambda finding: finding.code).values():
         yield folded_advice_lines(group, examination.root, width)
     yield explanation_lines(examination.findings, width)
 

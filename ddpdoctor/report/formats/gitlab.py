@@ -19,12 +19,15 @@ def render(examination: Examination) -> str:
     """Render the report; an examination that is not complete adds an entry that says why."""
     entries = [_entry(finding, examination) for finding in examination.findings]
     if leaves_doubt(examination):
+        from hashlib import sha256
+
+        target = f"inconclusive\0{examination.target}".encode("utf-8", "surrogatepass")
         entries.append(
             {
                 "description": one_line(f"inconclusive: {why_incomplete(examination)}"),
                 "check_name": "inconclusive",
                 "engine_name": "ddpdoctor",
-                "fingerprint": _fingerprint(examination.target),
+                "fingerprint": sha256(target).hexdigest()[:16],
                 "severity": "info",
                 "location": {"path": one_line(examination.target), "lines": {"begin": 1, "end": 1}},
             }
@@ -45,9 +48,3 @@ def _entry(finding: Finding, examination: Examination) -> dict[str, object]:
         "severity": _SEVERITIES[finding.severity],
         "location": {"path": one_line(path), "lines": lines},
     }
-
-
-def _fingerprint(target: str) -> str:
-    from hashlib import sha256
-
-    return sha256(f"inconclusive\0{target}".encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -17,7 +17,7 @@ from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity, shown_path
+from ddpdoctor.finding import Fact, Finding, Location, Severity, shown_path
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
@@ -136,18 +136,13 @@ def _path(fact: Fact, number: int, root: str) -> dict[str, Any]:
     name = f"rank {fact.rank}" if fact.rank is not None else f"path {number + 1}"
     text = one_line(fact.text)
     frames = list(reversed(fact.stack))
+    said = [*(one_line(frame.function or "called from here") for frame in frames[:-1]), text]
+    places = [Location(file=frame.file, line=frame.line) for frame in frames]
     steps = [
-        {
-            "location": _frame(frame, root, text if last else one_line(frame.function or "called from here")),
-            "nestingLevel": depth,
-        }
-        for depth, (frame, last) in enumerate((frame, frame is frames[-1]) for frame in frames)
+        {"location": _location(place, root, words), "nestingLevel": depth}
+        for depth, (place, words) in enumerate(zip(places, said, strict=True))
     ]
     return {"id": name, "message": {"text": f"{name}: {text}"}, "locations": steps}
-
-
-def _frame(frame: Frame, root: str, text: str) -> dict[str, Any]:
-    return _location(Location(file=frame.file, line=frame.line), root, text)
 
 
 def _location(location: Location, root: str, text: str = "") -> dict[str, Any]:
@@ -172,6 +167,4 @@ def _artifact(file: str, root: str) -> dict[str, str]:
         encoded = quote(os.fsencode(path))
     except UnicodeEncodeError:
         encoded = quote(path.encode("utf-8", "backslashreplace"))
-    if os.path.isabs(path):
-        return {"uri": f"file://{encoded}"}
-    return {"uri": encoded, "uriBaseId": "%SRCROOT%"}
+    return {"uri": f"file://{encoded}"} if os.path.isabs(path) else {"uri": encoded, "uriBaseId": "%SRCROOT%"}

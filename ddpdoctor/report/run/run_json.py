@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.report.formats.json import HEAD, finding_object, indented
 
 if TYPE_CHECKING:
-    from ddpdoctor.monitor.snapshot import FindingView, RankView, Snapshot
+    from ddpdoctor.monitor.snapshot import RankView, Snapshot
     from ddpdoctor.record.streams.measured import Gpu
 
 VERDICT = ("state", "code", "text", "why", "next")
@@ -41,7 +41,10 @@ def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
         **{name: getattr(snapshot, name) for name in FIGURES},
         "ranks": [_rank(rank, snapshot) for rank in snapshot.ranks],
         "traffic": [msgspec.to_builtins(traffic) for traffic in snapshot.traffic],
-        "findings": [_finding(view, root) for view in snapshot.findings],
+        "findings": [
+            finding_object(view.finding, root) | {"since_ns": view.since_ns, "until_ns": view.until_ns}
+            for view in snapshot.findings
+        ],
         "notes": [*snapshot.notes, *((snapshot.gpus_note,) if snapshot.gpus_note else ())],
     }
 
@@ -84,10 +87,6 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "sm_clock_mhz": newest.sm_clock_mhz if newest is not None else None,
         "throttle_reasons": list(newest.throttle_reasons) if newest is not None else [],
     }
-
-
-def _finding(view: FindingView, root: str) -> dict[str, Any]:
-    return finding_object(view.finding, root) | {"since_ns": view.since_ns, "until_ns": view.until_ns}
 
 
 def _ms(ns: float | None) -> float | None:

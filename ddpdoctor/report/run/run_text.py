@@ -79,8 +79,9 @@ def what_was_seen(snapshot: Snapshot) -> str:
     parts = [f"{one_line(snapshot.name)}{where}{f' ({on})' if on else ''}"]
     parts.append(f"{snapshot.steps:,} steps{_newest(snapshot)}" if snapshot.steps is not None else "no steps")
     if snapshot.started_at_ns:
-        in_all = f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all"
-        parts.append(in_all + _in_steps(snapshot))
+        parts.append(f"{seconds((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)} in all")
+        if snapshot.steps is not None and snapshot.phases is not None:  # The rest: start-up, evaluation, checkpoints.
+            parts[-1] += f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of it in steps)"
     if snapshot.steps_per_s is not None:
         parts.append(f"{rate(snapshot.steps_per_s)} steps/s")
     if snapshot.samples_per_s is not None:
@@ -99,13 +100,6 @@ def _scaling(snapshot: Snapshot, ranks: int) -> str:
         return ""
     one = rate(snapshot.one_rank_samples_per_s)
     return f" ({percent(snapshot.scaling_efficiency)} of {ranks} times the {one} of one rank)"
-
-
-def _in_steps(snapshot: Snapshot) -> str:
-    """Return how much of the time went into steps: the rest is start-up, evaluation, checkpoints."""
-    if snapshot.steps is None or snapshot.phases is None:
-        return ""
-    return f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of it in steps)"
 
 
 def _newest(snapshot: Snapshot) -> str:

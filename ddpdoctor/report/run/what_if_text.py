@@ -46,10 +46,9 @@ def _head(answer: WhatIf) -> list[Block]:
     nodes = f" on {answer.nodes} nodes" if answer.nodes > 1 else ""
     samples = f", {rate(answer.samples_per_s)} samples/s" if answer.samples_per_s else ""
     text = (
-        f"{answer.name or 'the run'} on {answer.ranks} ranks{nodes}: "
-        f"{in_milliseconds(answer.step_ns)} per step{samples}. "
-        f"The model reproduces {in_milliseconds(answer.replayed_ns)} ({answer.error:+.1%}, {answer.steps} steps), "
-        f"{in_milliseconds(answer.exposed_ns)} of them exposed communication."
+        f"{answer.name or 'the run'} on {answer.ranks} ranks{nodes}: {in_milliseconds(answer.step_ns)} per "
+        f"step{samples}. The model reproduces {in_milliseconds(answer.replayed_ns)} ({answer.error:+.1%}, "
+        f"{answer.steps} steps), {in_milliseconds(answer.exposed_ns)} of them exposed communication."
     )
     return [Said(text=text), Said(text=f"Links: {answer.links}.", tone="quiet")]
 
