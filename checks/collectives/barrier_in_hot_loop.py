@@ -78,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
-    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers, live_barriers
+    from ddpdoctor.checks.collectives.divergences_run import counted_reductions, hot_barriers, live_barriers
 
     barriers = live_barriers if record.job.kind == "run" else hot_barriers
     yield from CHECK.judged(record.job.kind, barriers(record), _REMEDY)

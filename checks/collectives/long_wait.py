@@ -128,7 +128,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
     """Report waits that another group would not have survived."""
-    from ddpdoctor.checks.collectives.waits_run import unfit_timeouts, wait_text
+    from ddpdoctor.checks.collectives.divergences_run import unfit_timeouts, wait_text
     from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
 
     for wait, number in unfit_timeouts(record):

@@ -54,4 +54,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "double_wraps", "Wrap the model once.")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "double_wraps", "Wrap the model once.")

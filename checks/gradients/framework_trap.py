@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -115,7 +115,6 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
     """Yield prepared schedulers that are as long as a loader which was prepared before, or as the training itself."""
     if not _steps_often(projection):
         return
-    from ddpdoctor.checks.gradients.schedules_source import ends_of_training, is_returned
 
     machine = projection.machine
     for event in filter(None, map(machine.events.get, sorted(machine.prepared))):
@@ -573,3 +572,44 @@ TRAPS = (
         "Call optimizer.synchronize() before, and step under optimizer.skip_synchronize().",
     ),
 )
+
+
+# How long a schedule of the learning rate is, and where the training ends that it is made for.
+
+
+def is_returned(node: ast.AST, function: ast.AST) -> bool:
+    """Return whether a function returns a node."""
+    return any(isinstance(one, ast.Return) and node in descend(one) for one in descend(function))
+
+
+def ends_of_training(steps: Iterable[Event], made: Event) -> Iterator[str]:
+    """Yield how the variables are called at which the loop ends that a scheduler steps in, where it makes a step."""
+    for step in steps:
+        if not any(
+            isinstance(one, ExternalObject) and one.number == made.ordinal for one in options_of(step.receiver or NONE)
+        ):
+            continue
+        for loop in step.loops:
+            node = loop.node
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and last_name(node.iter.func) == "range":
+                yield from map(ast.unparse, node.iter.args)
+            tests = [node.test] if isinstance(node, ast.While) else []
+            tests += [
+                one.test for one in descend(node) if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)
+            ]
+            for test in (one for one in tests if isinstance(one, ast.Compare)):
+                sides = (test.left, *test.comparators)
+                yield from (ast.unparse(side) for side in sides if _is_fixed(made, side))
+
+
+def _is_fixed(made: Event, end: ast.expr) -> bool:
+    """Return whether the end of the training is no loader's length, which ``prepare`` divides, nor set anew later."""
+    body, name = made.module.body_around(made.node), ast.unparse(end)
+    given = [
+        one
+        for one in descend(body)
+        if isinstance(one, ast.Assign) and name in {ast.unparse(part) for each in one.targets for part in descend(each)}
+    ]
+    later = any(one.lineno > getattr(made.node, "lineno", 0) for one in given)
+    parts = (node for one in given for node in made_from(one.value, body))
+    return not later and not any(isinstance(node, ast.Call) and last_name(node.func) == "len" for node in parts)

@@ -55,7 +55,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "searches")
 
 
 _OPTION = "find_unused_parameters"

@@ -33,5 +33,5 @@ CHECK = Check(
     needs=frozenset({"wraps"}),
 )
 in_run = CHECK.judged_by(
-    "checks.gradients.wraps_run", "gradient_copies", "Pass gradient_as_bucket_view=True to DistributedDataParallel."
+    "checks.gradients.steps_run", "gradient_copies", "Pass gradient_as_bucket_view=True to DistributedDataParallel."
 )

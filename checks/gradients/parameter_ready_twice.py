@@ -46,7 +46,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
-    from ddpdoctor.checks.gradients.wraps_run import ready_twice
+    from ddpdoctor.checks.gradients.steps_run import ready_twice
     from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 

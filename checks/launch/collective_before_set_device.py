@@ -56,4 +56,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.launch.devices_run", "barriers_before_choice", REMEDY)
+in_run = CHECK.judged_by("checks.launch.environment_run", "barriers_before_choice", REMEDY)

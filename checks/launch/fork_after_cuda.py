@@ -40,7 +40,7 @@ CHECK = Check(
 )
 
 in_run = CHECK.judged_by(
-    "checks.launch.devices_run",
+    "checks.launch.environment_run",
     "broken_forks",
     "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop.",
 )

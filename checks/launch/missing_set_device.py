@@ -91,4 +91,4 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.launch.devices_run", "shared_first_gpu", REMEDY)
+in_run = CHECK.judged_by("checks.launch.environment_run", "shared_first_gpu", REMEDY)

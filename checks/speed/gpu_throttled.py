@@ -32,4 +32,4 @@ from ddpdoctor.finding import Severity
 
 CHECK = Check(code="DDP409", name="gpu-throttled", severity={"run": Severity.WARNING}, needs=frozenset({"gpus"}))
 
-in_run = CHECK.judged_by("checks.speed.gpus_run", "throttled_gpus")
+in_run = CHECK.judged_by("checks.speed.steps_run", "throttled_gpus")

@@ -36,4 +36,4 @@ CHECK = Check(
     code="DDP405", name="idle-gpu", severity={"run": Severity.WARNING}, needs=frozenset({"gpus", "step_tracks"})
 )
 
-in_run = CHECK.judged_by("checks.speed.gpus_run", "idle_gpus")
+in_run = CHECK.judged_by("checks.speed.steps_run", "idle_gpus")
