@@ -107,13 +107,13 @@ def _suspected(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wait that came nearest to its timeout, or went beyond it; of a live run the longest of each group."""
-    from ddpdoctor.checks.collectives import waits_run
+    from ddpdoctor.checks.collectives import divergences_run
     from ddpdoctor.diagnosis.divergence import long_waits
     from ddpdoctor.diagnosis.wording import duration_text, location_of, site_location
 
     if record.job.kind == "run":
-        for lived, timeout_ns in waits_run.long_waits(record):
-            title = f"{waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
+        for lived, timeout_ns in divergences_run.long_waits(record):
+            title = f"{divergences_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
             places = (site_location(lived.site), site_location(lived.late_site))
             yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
         yield from _unfit_timeouts(record)

@@ -37,15 +37,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.data.epochs_source import (
+from ddpdoctor.checks.data.missing_set_epoch import (
     DEAL_OUT,
     OF_TORCH,
     TORCHS_ORDERS,
     batches_remedy,
     loop_of_epochs,
     samples_remedy,
+    set_epoch_through,
 )
-from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, fix_of, imported, instead, with_keyword

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.checks.data.epochs_source import DEAL_OUT, KEPT_COPIES, batches_remedy, samples_remedy
+from ddpdoctor.checks.data.missing_set_epoch import DEAL_OUT, KEPT_COPIES, batches_remedy, samples_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
     compare_samples,

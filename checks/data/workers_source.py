@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.checks.data.epochs_source import loop_of_epochs
+from ddpdoctor.checks.data.missing_set_epoch import loop_of_epochs
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding
 from ddpdoctor.fix import Fix, fix_of, instead, with_keyword, without_keyword

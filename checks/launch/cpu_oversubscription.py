@@ -47,8 +47,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for cores, or are going to."""
-    from ddpdoctor.checks.launch.environment_run import core_pressure
-    from ddpdoctor.checks.launch.environment_run import crowded_node
+    from ddpdoctor.checks.launch.environment_run import core_pressure, crowded_node
 
     kind = record.job.kind
     yield from CHECK.judged(kind, crowded_node(record) if kind == "rehearsal" else core_pressure(record))

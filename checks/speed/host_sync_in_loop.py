@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.speed.input_speed_source import reads_in_every_step
+from ddpdoctor.checks.speed.input_bound import reads_in_every_step
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdoctor.check import Verdict
 from ddpdoctor.checks.data.workers_source import reached_from
-from ddpdoctor.checks.speed.input_speed_source import is_work
+from ddpdoctor.checks.speed.input_bound import is_work
 from ddpdoctor.finding import Location
 from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.values import NONE, Instance, options_of

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.state.loads_source import callers
+from ddpdoctor.checks.state.load_without_map_location import callers
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
