@@ -26,7 +26,7 @@ from ddpdoctor.diagnosis.wording import (
     site_location,
     verb,
 )
-from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted, Severity
+from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted, Severity, grouped
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import CallTrack
 
@@ -569,11 +569,9 @@ def _of_rank(record: RunRecord, rank: int) -> dict[int, tuple[int, int, str]]:
     track = record.track(rank)
     if track is None:
         return {}
-    loops: dict[tuple[int, int, int], list[int]] = {}
-    for forward in record.forwards:
-        if forward.rank == rank and forward.step > 0 and forward.wrapped:
-            loops.setdefault((forward.site, forward.pass_loader, forward.pass_ordinal), []).append(forward.step)
-    loops = {loop: steps for loop, steps in loops.items() if len(steps) >= FEWEST_STEPS}
+    trained = (one for one in record.forwards if one.rank == rank and one.step > 0 and one.wrapped)
+    by_loop = grouped(trained, lambda one: (one.site, one.pass_loader, one.pass_ordinal))
+    loops = {loop: [one.step for one in found] for loop, found in by_loop.items() if len(found) >= FEWEST_STEPS}
     seen: dict[int, set[tuple[int, int]]] = {}
     kinds: dict[int, str] = {}
     calls: dict[int, int] = {}

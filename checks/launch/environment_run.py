@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Location, grouped
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
-from ddpdoctor.record.streams.setup import CpuThreads, DeviceUse, Setting
+from ddpdoctor.record.streams.setup import CpuThreads, DeviceChoice, DeviceUse, ForkedUse, Setting
 from ddpdoctor.record.streams.training import Loader
 
+Row = TypeVar("Row", Setting, Wait, DeviceChoice, DeviceUse, ForkedUse)
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
 # Setting them once torch is imported changes nothing.
@@ -218,32 +219,27 @@ _PORT = regex(r"port: ?(\d+)|:(\d{2,5})\b")
 
 def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
     """Yield what leads the ranks away from their launcher's place of meeting, and ports that were in use."""
-    settings: dict[tuple[str, int], list[Setting]] = {}
-    for setting in record.settings:
-        told = setting.name in _TOLD_BY_LAUNCHER and setting.launched and not setting.joined
-        if told and setting.previous and not _same(setting.previous, setting.value):
-            settings.setdefault((setting.name, setting.site), []).append(setting)
+    settings = (
+        one
+        for one in record.settings
+        if one.name in _TOLD_BY_LAUNCHER and one.launched and not one.joined
+        if one.previous and one.previous != one.value and not {one.previous, one.value} <= _HERE
+    )
     followed = _what_followed(record)
-    for (name, site), found in settings.items():
-        first = found[0]
-        place = site_location(record.site(site))
+    for (first, *_), place, ranks in _by_line(record, settings, lambda one: one.name):
         yield Verdict(
-            sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
+            sentence=f"{first.name} is set to {first.value!r} over the launcher's {first.previous!r}",
             locations=place,
-            ranks=_ranks(found),
+            ranks=ranks,
             because=(followed, place),
-            remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
+            remedy=f'Remove the line, or write os.environ.setdefault("{first.name}", ...), which keeps what is there.',
         )
-    elsewhere: dict[tuple[str, int], list[Wait]] = {}
-    for wait in record.waits:
-        if wait.meets_elsewhere:
-            elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
-    for (method, site), waits in elsewhere.items():
-        place = site_location(record.site(site))
+    elsewhere = (wait for wait in record.waits if wait.meets_elsewhere)
+    for (wait, *_), place, ranks in _by_line(record, elsewhere, lambda one: one.meets_elsewhere):
         yield Verdict(
-            sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
+            sentence=f"the launcher's ranks have their rendezvous at {wait.meets_elsewhere}, an address of the script",
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=(followed, place),
             remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
         )
@@ -252,25 +248,24 @@ def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
     yield from _ports_in_use(record)
 
 
-def _same(one: str, other: str) -> bool:
-    """Return whether two values lead to one place: this machine has several names for itself."""
-    return one == other or {one, other} <= _HERE
+def _by_line(
+    record: RunRecord, rows: Iterable[Row], about: Callable[[Row], object] = lambda row: None
+) -> Iterator[tuple[list[Row], Location | None, tuple[int, ...]]]:
+    """Yield the rows of each line, those about the same thing together, with the line and their ranks."""
+    for found in grouped(rows, lambda row: (about(row), row.site)).values():
+        place = site_location(record.site(found[0].site))
+        yield found, place, tuple(sorted({row.rank for row in found if row.rank >= 0}))
 
 
 def _taken(record: RunRecord) -> Iterator[Verdict]:
     """Numbers under which several ranks of a launcher join."""
-    places: dict[int, list[Wait]] = {}
-    for wait in record.waits:
-        if wait.rank_taken >= 0:
-            places.setdefault(wait.site, []).append(wait)
-    for site, waits in places.items():
+    for waits, place, ranks in _by_line(record, (wait for wait in record.waits if wait.rank_taken >= 0)):
         numbers = sorted({wait.rank_taken for wait in waits})
         taken = f"each of {rank_list(numbers)}" if len(numbers) > 1 else rank_list(numbers)
-        place = site_location(record.site(site))
         yield Verdict(
             sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=("no other rank joins as the remaining ones: init_process_group waits until its timeout", place),
             remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
         )
@@ -279,20 +274,18 @@ def _taken(record: RunRecord) -> Iterator[Verdict]:
 def _too_many(record: RunRecord) -> Iterator[Verdict]:
     """Groups for more ranks than a launcher starts, in the job as in its rehearsal."""
     started = record.job.ranks_of_job or record.job.ranks_expected
-    places: dict[tuple[int, int], list[Wait]] = {}
-    for wait in record.waits:
-        # Without a launcher the script knows its other nodes, and their ranks are started there.
-        if wait.ranks_asked > started and any(part.startswith("--nproc-per-node") for part in record.job.command):
-            places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
-    for (asked, site), waits in places.items():
+    if not any(part.startswith("--nproc-per-node") for part in record.job.command):
+        return  # Without a launcher the script knows its other nodes, and their ranks are started there.
+    more = (wait for wait in record.waits if wait.ranks_asked > started)
+    for waits, place, ranks in _by_line(record, more, lambda one: one.ranks_asked):
+        asked = waits[0].ranks_asked
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
-        place = site_location(record.site(site))
         yield Verdict(
             sentence=(
                 f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
             ),
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=(
                 "init_process_group would wait for them until its timeout; here it was created for those present",
                 place,
@@ -319,7 +312,7 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
     places: dict[Location | None, tuple[str, tuple[int, ...]]] = {}
     for wait, place in failed_initialisations(record):
         if _IN_USE.search(wait.error):
-            places.setdefault(place, (wait.error, _ranks([wait])))
+            places.setdefault(place, (wait.error, (wait.rank,) if wait.rank >= 0 else ()))
     for failure in named_failures(record, "port-in-use"):
         places.setdefault(failure.location, (failure.message, failure.ranks))
     for place, (message, ranks) in places.items():
@@ -335,10 +328,6 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
                 "port that the system assigns."
             ),
         )
-
-
-def _ranks(found: list[Setting] | list[Wait]) -> tuple[int, ...]:
-    return tuple(sorted({entry.rank for entry in found if entry.rank >= 0}))
 
 
 # Ranks that get too little of their machine: of its cores, or of its shared memory.
@@ -403,15 +392,10 @@ def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
     """
     if _sees_one_gpu(record):
         return
-    uses: dict[int, list[DeviceUse]] = {rank: [] for rank in record.rank_numbers()}
-    for use in record.device_uses:
-        if not use.forked:
-            uses.setdefault(use.rank, []).append(use)
-    nodes: dict[int, list[int]] = {}
-    for rank in record.ranks:
-        nodes.setdefault(rank.node, []).append(rank.rank)
-    for ranks in nodes.values():
-        own = [uses[rank] for rank in ranks]
+    uses = grouped((use for use in record.device_uses if not use.forked), lambda use: use.rank)
+    for node in grouped(record.ranks, lambda rank: rank.node).values():
+        ranks = tuple(rank.rank for rank in node)
+        own = [uses.get(rank, []) for rank in ranks]
         if len(ranks) < 2 or not all(own):
             continue
         first = [found[0] for found in own]
@@ -421,7 +405,7 @@ def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
             yield Verdict(
                 sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process selects its own",
                 locations=location,
-                ranks=tuple(ranks),
+                ranks=ranks,
                 because=tuple(
                     (f"rank {use.rank} put its first tensor on the current GPU, {use.index}", location) for use in first
                 ),
@@ -435,16 +419,13 @@ def barriers_before_choice(record: RunRecord) -> Iterator[Verdict]:
     asked = [wait for wait in record.waits if wait.kind == "init_process_group" and not wait.error]
     if not asked or any(wait.named_device for wait in asked) or not all("nccl" in wait.backend for wait in asked):
         return
-    choices: dict[int, Literal[True]] = {choice.rank: True for choice in record.device_choices if choice.chosen}
-    early: dict[int, list[int]] = {}
-    for choice in record.device_choices:
-        if not choice.chosen and choice.rank in choices:
-            early.setdefault(choice.site, []).append(choice.rank)
-    for site, ranks in early.items():
+    choosing = {choice.rank for choice in record.device_choices if choice.chosen}
+    early = (choice for choice in record.device_choices if not choice.chosen and choice.rank in choosing)
+    for _, place, ranks in _by_line(record, early):
         yield Verdict(
             sentence="this barrier runs on the current GPU, and the process selects its GPU only afterwards",
-            locations=site_location(record.site(site)),
-            ranks=tuple(sorted(set(ranks))),
+            locations=place,
+            ranks=ranks,
         )
 
 
@@ -472,20 +453,15 @@ def broken_forks(record: RunRecord) -> Iterator[Verdict]:
             ranks=failure.ranks,
             because=(failure.message, failure.location),
         )
-    forked = [use for use in record.device_uses if use.forked]
-    for site in sorted({use.site for use in forked}):
-        ranks = tuple(sorted({use.rank for use in forked if use.site == site}))
-        place = site_location(record.site(site))
+    forked = sorted((use for use in record.device_uses if use.forked), key=lambda use: use.site)
+    for _, place, ranks in _by_line(record, forked):
         yield Verdict(
             sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
             locations=place,
             ranks=ranks,
             because=("the forked process put a tensor on a GPU here, as had its parent before the fork", place),
         )
-    for site in sorted({use.site for use in record.forked_uses}):
-        uses = [use for use in record.forked_uses if use.site == site]
-        ranks = tuple(sorted({use.rank for use in uses}))
-        place = site_location(record.site(site))
+    for uses, place, ranks in _by_line(record, sorted(record.forked_uses, key=lambda use: use.site)):
         yield Verdict(
             sentence=f"a forked process of {rank_list(ranks)} calls {uses[0].kind}, and the process group does not "
             "survive a fork",

@@ -35,7 +35,7 @@ import msgspec
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     RANKS,
@@ -72,10 +72,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report one finding for each kind of mix-up, with the places where it occurs; advice where no two nodes can be."""
     projection = whole_projection(script)
     milder = Severity.ADVICE if is_single_node(projection) else None
-    kinds: dict[str, list[RankMixUp]] = {}
-    for mix_up in rank_mix_ups(projection):
-        kinds.setdefault(mix_up.use, []).append(mix_up)
-    for mix_ups in kinds.values():
+    for mix_ups in grouped(rank_mix_ups(projection), lambda mix_up: mix_up.use).values():
         first = mix_ups[0]
         yield CHECK.finding(
             f"{first.given} is used as {first.use}: {first.holds}",

@@ -20,7 +20,7 @@ from ddpdoctor.diagnosis.steps import RankSteps, measured_steps
 from ddpdoctor.diagnosis.sync_points import GRADIENTS
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, place, rank_list, site_location
-from ddpdoctor.finding import Location, Severity
+from ddpdoctor.finding import Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import HARMFUL, POWER_LIMIT, CallTrack, Gpu, GpuSample, HostRead
 from ddpdoctor.record.streams.training import Loader
@@ -134,10 +134,7 @@ def sampled_reads(record: RunRecord) -> Iterator[Verdict]:
         often = read.steps >= FEWEST_STEPS and read.steps_with >= EVERY_STEP * read.steps
         if location is not None and often and wait_ns >= least_ns:
             by_line.setdefault((location, read.method), []).append((wait_ns, position))
-    files: dict[str, list[tuple[Location, str]]] = {}
-    for line in by_line:
-        files.setdefault(line[0].file, []).append(line)
-    for lines in files.values():
+    for lines in grouped(by_line, lambda line: line[0].file).values():
         lines.sort(key=lambda line: line[0].line)
         longest = {line: max(by_line[line]) for line in lines}
         worst = max(lines, key=lambda line: longest[line][0])

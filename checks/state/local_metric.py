@@ -32,8 +32,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.state.load_without_map_location import callers
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, unreduced_logs
 
@@ -48,9 +47,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what rank 0 says of its own batches, one finding a file."""
-    files: dict[str, list[Event]] = {}
-    for event in local_metrics(whole_projection(script)):
-        files.setdefault(str(event.module.path), []).append(event)
+    files = grouped(local_metrics(whole_projection(script)), lambda event: str(event.module.path))
     logged = list(unreduced_logs(whole_projection(script)))
     if logged:
         yield CHECK.finding(

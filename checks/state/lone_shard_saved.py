@@ -41,7 +41,7 @@ import msgspec
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Frame, Location, Severity
+from ddpdoctor.finding import Finding, Frame, Location, Severity, grouped
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.scopes import SIZES
 from ddpdoctor.source.interpreter.values import (
@@ -124,10 +124,8 @@ def lone_files(projection: Projection) -> Iterator[Verdict]:
     """Yield the reads of files that are named by the rank and that some of the reading ranks never write."""
     if not is_distributed(projection):
         return
-    written: dict[str, list[FileUse]] = {}
-    for use in opened_to_write(projection):
-        if is_varying(use.path):
-            written.setdefault(name_of(projection, use), []).append(use)
+    own = (use for use in opened_to_write(projection) if is_varying(use.path))
+    written = grouped(own, lambda use: name_of(projection, use))
     seen: set[str] = set()
     for use in reads(projection) if any(RANK in name for name in written) else ():
         name = name_of(projection, use) if is_varying(use.path) else ""
