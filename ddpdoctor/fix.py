@@ -110,7 +110,9 @@ def with_keyword(module: Module, call: ast.Call, name: str, value: str) -> Edit 
 
 def without_keyword(module: Module, call: ast.Call, name: str) -> Edit | None:
     """Take a keyword argument out of a call, with the comma that belonged to it; None where it has none of the name."""
-    arguments: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=_position)
+    arguments: list[ast.expr | ast.keyword] = sorted(
+        [*call.args, *call.keywords], key=lambda node: (node.lineno, node.col_offset)
+    )
     wanted = next((node for node in call.keywords if node.arg == name), None)
     if wanted is None:
         return None
@@ -174,10 +176,6 @@ def first_in_body(module: Module, body: list[ast.stmt], statement: str) -> Edit 
     if module.column(first.lineno, first.col_offset) != len(indentation) + 1:
         return None
     return insertion(module, line, 1, f"{indentation}{statement}\n")
-
-
-def _position(node: ast.expr | ast.keyword) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _in_parentheses(module: Module, call: ast.Call, last: ast.expr) -> bool:

@@ -311,10 +311,12 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 def shown_sums(projection: Projection) -> Iterator[Finding]:
     """Sums over ranks of means of their batches, shown and nowhere divided; sums and counts are added up rightly."""
     modules = projection.machine.script.modules
+    if all(SHOWS.isdisjoint(module.calls_by_name) for module in modules):
+        return
     seen: set[ast.AST] = set()
     for event in reductions(projection):
         name = argument_name(event)
-        if event.node in seen or not _is_sum(event) or not _may_be_shown(modules):
+        if event.node in seen or not _is_sum(event):
             continue
         seen.add(event.node)
         function, line = function_around(event.module, event.node), getattr(event.node, "lineno", 0)
@@ -386,10 +388,6 @@ def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: 
                 return
             found.extend(_shown_in(part, event, target.id))
     yield from found[:1]
-
-
-def _may_be_shown(modules: Sequence[Module]) -> bool:
-    return any(not SHOWS.isdisjoint(module.calls_by_name) for module in modules)
 
 
 def _part(module: Module, function: ast.AST, name: str, after_line: int) -> _Part:

@@ -262,9 +262,7 @@ def judge_epochs(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _judge_copies(record: RunRecord) -> Iterator[Verdict]:
-    """Yield a verdict for each loader whose kept workers gave the batches of the first pass again, though an attribute
-    that items are made with was set anew for them.
-    """
+    """Yield the loaders whose kept workers gave the first pass again, though what items are made with was set anew."""
     for loader in loaders_on_all_ranks(record):
         stale = [entry for passes in loader.passes for entry in passes if entry.stale and entry.backwards]
         if {entry.rank for entry in stale} != set(loader.ranks):

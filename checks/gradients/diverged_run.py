@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import msgspec
 
 from ddpdoctor.check import Verdict, Via
-from ddpdoctor.checks.gradients.diverged_replicas import ALIKE_BEFORE
+from ddpdoctor.checks.gradients.begin_apart_source import ALIKE_BEFORE
 from ddpdoctor.checks.gradients.missing_ddp_wrap import BESIDE
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded

@@ -126,11 +126,12 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
         parts = [node for value in given for node in made_from(value, body)]
         if any(last_name(node) == "num_processes" for node in parts):
             continue
-        ends = set(ends_of_training(_schedulers(projection), event))
+        ends = set(_ends_of_training(_schedulers(projection), event))
         if {ast.unparse(value) for value in given} & ends:
             yield event.module, event.node
         makers = (call for call in event.module.index.of(ast.Call) if last_name(call.func) == getattr(body, "name", ""))
-        for call in makers if not given and is_returned(event.node, body) else ():
+        returned = (one for one in descend(body) if isinstance(one, ast.Return) and event.node in descend(one))
+        for call in makers if not given and any(returned) else ():
             # A project's own function makes it: what that is given is the length where the training ends there.
             if {ast.unparse(value) for value in (*call.args, *(one.value for one in call.keywords))} & ends:
                 yield event.module, call
@@ -192,15 +193,9 @@ def divided_twice(projection: Projection) -> Iterator[Place]:
             if any(ast.dump(target).replace("Store", "Load") == ast.dump(given) for target in targets):
                 values.append(one if isinstance(one, ast.AugAssign) else one.value)  # type: ignore[attr-defined]
         for value in values:
-            divisor = (
-                value.right
-                if isinstance(value, ast.BinOp)
-                else value.value
-                if isinstance(value, ast.AugAssign)
-                else None
-            )
-            divides = isinstance(getattr(value, "op", None), ast.Div)
-            if divides and divisor is not None and _is_count(projection, divisor):
+            if not isinstance(value, (ast.BinOp, ast.AugAssign)) or not isinstance(value.op, ast.Div):
+                continue
+            if _is_count(projection, value.right if isinstance(value, ast.BinOp) else value.value):
                 yield event.module, value
 
 
@@ -431,9 +426,8 @@ def unequal_starts(projection: Projection) -> Iterator[Place]:
 
 def clips_before_reduction(projection: Projection) -> Iterator[Place]:
     """Yield where gradients are clipped that Horovod may still reduce."""
-    if any(noted(projection, _HOROVOD)) and not uses_any(
-        projection.machine.script, {"synchronize", "skip_synchronize"}
-    ):
+    synchronises = uses_any(projection.machine.script, {"synchronize", "skip_synchronize"})
+    if any(noted(projection, _HOROVOD)) and not synchronises:
         yield from _clips(projection)
 
 
@@ -574,20 +568,11 @@ TRAPS = (
 )
 
 
-# How long a schedule of the learning rate is, and where the training ends that it is made for.
-
-
-def is_returned(node: ast.AST, function: ast.AST) -> bool:
-    """Return whether a function returns a node."""
-    return any(isinstance(one, ast.Return) and node in descend(one) for one in descend(function))
-
-
-def ends_of_training(steps: Iterable[Event], made: Event) -> Iterator[str]:
+def _ends_of_training(steps: Iterable[Event], made: Event) -> Iterator[str]:
     """Yield how the variables are called at which the loop ends that a scheduler steps in, where it makes a step."""
     for step in steps:
-        if not any(
-            isinstance(one, ExternalObject) and one.number == made.ordinal for one in options_of(step.receiver or NONE)
-        ):
+        stepped = options_of(step.receiver or NONE)
+        if not any(isinstance(one, ExternalObject) and one.number == made.ordinal for one in stepped):
             continue
         for loop in step.loops:
             node = loop.node

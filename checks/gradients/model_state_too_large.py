@@ -29,13 +29,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.checks.gradients.steps_run import ModelState, large_states
+from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.steps_run import ModelState
 
 CHECK = Check(
     code="DDP212",
@@ -50,9 +48,6 @@ _STATED = "`device-memory-gib` in [tool.ddpdoctor.job] gives a GPU"
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that the model's state fills, by the one that is fullest."""
-    from ddpdoctor.checks.gradients.steps_run import large_states
-    from ddpdoctor.diagnosis.wording import site_location
-
     states = list(large_states(record))
     if not states:
         return

@@ -21,8 +21,6 @@ References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

@@ -32,13 +32,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord, TooLittleEvidence
+from ddpdoctor.diagnosis.training.nonfinite import Origin, origin
+from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.finding import Fact, Finding, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.training.nonfinite import Origin
 
 CHECK = Check(
     code="DDP231",
@@ -80,9 +78,6 @@ _SAID = {
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report where the training was first not finite."""
-    from ddpdoctor.diagnosis.training.nonfinite import origin
-    from ddpdoctor.diagnosis.wording import site_location
-
     found = origin(record)
     if found is None:
         return
@@ -110,8 +105,6 @@ def _unlike_the_job(record: RunRecord) -> str:
 
 
 def _title(record: RunRecord, found: Origin) -> str:
-    from ddpdoctor.diagnosis.wording import rank_list
-
     row = found.first
     if len(found.ranks) == len(record.ranks):
         who = "every rank"
@@ -129,8 +122,6 @@ def _title(record: RunRecord, found: Origin) -> str:
 
 
 def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
-    from ddpdoctor.diagnosis.wording import count, rank_list
-
     row = found.first
     if row.kind == "loss":
         batch = {True: "its batch was finite, ", False: "", None: ""}[row.batch_finite]

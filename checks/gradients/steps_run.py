@@ -60,8 +60,7 @@ def reductions(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _live_reductions(record: RunRecord) -> Iterator[Verdict]:
-    """Yield the same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it
-    took.
+    """Yield the same of a measured job's only wrap, where the samples of a step tell how many batches it took.
 
     Several backwards of one batch, as of a generator and its critic, are no accumulation.
     """
@@ -291,8 +290,7 @@ def _trained(record: RunRecord, rank: int) -> list[Wrap]:
 
 
 def _share_of_job(record: RunRecord, sizes: Sequence[OptimizerSize]) -> int:
-    """Return what the optimizers of a rank of the job keep: where the ranks divide it, less than those of a rehearsal
-    do.
+    """Return what the optimizers of a rank of the job keep: less than in a rehearsal, where the ranks divide it.
 
     Nothing where it is divided and no one says by how many.
     """

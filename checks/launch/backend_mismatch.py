@@ -335,13 +335,10 @@ def _is_cpu_factory(module: Module, call: ast.Call) -> bool:
 
 def _is_plain_data(node: ast.expr) -> bool:
     """Return whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
+    if isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.ListComp)):
         return True
     if isinstance(node, ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return last in _NUMBERS
+        return last_name(node.func) in _NUMBERS
     if isinstance(node, ast.BinOp):
         return _is_plain_data(node.left) and _is_plain_data(node.right)
     return isinstance(node, ast.UnaryOp) and _is_plain_data(node.operand)

@@ -26,8 +26,6 @@ References
     https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

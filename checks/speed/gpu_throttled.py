@@ -25,8 +25,6 @@ References
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

@@ -27,8 +27,6 @@ References
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

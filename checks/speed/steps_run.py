@@ -222,9 +222,7 @@ def _shows(group: str, limit: float, summary: RunSummary) -> bool:
 
 
 def shards_across_nodes(record: RunRecord) -> Iterator[Verdict]:
-    """Yield the groups of ranks that share shards and lie on several nodes, although a node has room for one of them
-    and has replicas instead.
-    """
+    """Yield the groups that share shards across nodes, although a node that holds replicas has room for one of them."""
     node = {rank.rank: rank.node for rank in record.ranks}
     smallest = min(Counter(node.values()).values(), default=0)
     for module in sorted(record.sharded_modules, key=lambda one: (-one.module, one.rank)):

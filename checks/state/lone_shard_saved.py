@@ -42,7 +42,6 @@ import msgspec
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Frame, Location, Severity, grouped
-from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.scopes import SIZES
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -249,7 +248,9 @@ def name_of(projection: Projection, use: FileUse) -> str:
     """Return how the code makes the path of a file, as far as it can be followed: texts, and names in braces."""
     if use.node is None:
         return ""
-    return _Names(projection.machine.script.modules).text(use.node, _Place(use.event.module, _around(use.event), use))
+    module = use.event.module
+    place = _Place(module, module.body_around(use.event.node), use)
+    return _Names(projection.machine.script.modules).text(use.node, place)
 
 
 class _Place(msgspec.Struct, frozen=True, eq=False):
@@ -263,10 +264,6 @@ class _Place(msgspec.Struct, frozen=True, eq=False):
     """… of which this is what its parameters are."""
     depth: int = 0
     """How far up the chain."""
-
-
-def _around(event: Event) -> ast.AST:
-    return event.module.body_around(event.node)
 
 
 class _Names:

@@ -288,9 +288,7 @@ class _States:
         )
 
     def without_optimizer(self) -> Event | None:
-        """Return where the only optimizer is made, if it keeps something that is saved in no way, and weights are
-        loaded.
-        """
+        """Return where the only optimizer is made, if weights are loaded and what it keeps is saved in no way."""
         made = list(optimizers(whole_projection(self._script)))
         if len(made) != 1 or _keeps_nothing(made[0]) or not self._all_known:
             return None
