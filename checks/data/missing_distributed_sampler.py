@@ -42,7 +42,6 @@ from ddpdoctor.checks.data.missing_set_epoch import (
     OF_TORCH,
     TORCHS_ORDERS,
     batches_remedy,
-    loop_of_epochs,
     samples_remedy,
     set_epoch_through,
 )
@@ -61,6 +60,7 @@ from ddpdoctor.source.queries.training_loops import (
     feedings,
     is_drawn,
     is_map_style,
+    loop_of_epochs,
 )
 from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER

@@ -50,7 +50,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
+from ddpdoctor.source.queries.training_loops import feedings, loop_of_epochs, samplers_of
 from ddpdoctor.source.script.module import Module, Scope, last_name
 
 # The fix of a sampler that is never told the epoch.
@@ -446,12 +446,3 @@ def _says_the_same(event: Event) -> bool:
     """Return whether every turn of a loop tells the same number, as ``set_epoch(0)`` does."""
     number = event.argument("epoch", 0)
     return number is not None and isinstance(number, Const) and any(not loop.once for loop in event.loops)
-
-
-def loop_of_epochs(feeding: Feeding) -> LoopAround | None:
-    """Return the innermost loop around the loop over the loader that makes more than one turn."""
-    if feeding.loop is None:
-        return None
-    position = next(i for i, loop in enumerate(feeding.backward.loops) if loop is feeding.loop)
-    outer = [loop for loop in feeding.backward.loops[:position] if not loop.once]
-    return outer[-1] if outer else None

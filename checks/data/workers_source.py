@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.checks.data.missing_set_epoch import loop_of_epochs
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, grouped
 from ddpdoctor.fix import Fix, fix_of, instead, with_keyword, without_keyword
@@ -31,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings, takes_own_part
+from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings, loop_of_epochs, takes_own_part
 from ddpdoctor.source.ranks.data_partitions import SHARE, gives_turns
 from ddpdoctor.source.ranks.random_numbers import has_seed
 from ddpdoctor.source.script.launch_facts import offered
