@@ -48,7 +48,7 @@ from ddpdoctor.source.queries.divergence import function_around, mentions, nodes
 from ddpdoctor.source.queries.origins import Origins, methods_of, pairs_of
 from ddpdoctor.source.queries.shown_numbers import SHOWS, followers, is_number_of, number_kind
 from ddpdoctor.source.ranks.ranks import size_names
-from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, functions_named, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.streams.collectives import SummedTotal
@@ -173,15 +173,7 @@ def _takes_in(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]
 _IN_PLACE = frozenset({"all_reduce", "reduce"})
 
 
-class ReducedLoss(msgspec.Struct, frozen=True, eq=False):
-    """A loss that is reduced in place and then differentiated."""
-
-    name: str
-    collective: Event
-    backward: Event
-
-
-def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
+def reduced_losses(projection: Projection) -> Iterator[Verdict]:
     """Collectives that write a variable of which the same call of a function takes the backward afterwards."""
     backwards = list(projection.of_kind("backward"))
     seen: set[ast.AST] = set()
@@ -197,7 +189,15 @@ def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
                 starts = _is_loss(projection, event, name) and _becomes(event, backward, name)
             if starts:
                 seen.add(event.node)
-                yield ReducedLoss(name, event, backward)
+                place = backward.location
+                yield Verdict(
+                    sentence=f"{event.name} changes `{name}` in place before its backward at line {place.line}, which "
+                    "is not aware of it",
+                    remedy=f"Call backward on the local `{name}`; DDP averages the gradients. Reduce a detached copy "
+                    "for the log.",
+                    locations=(event.location, place),
+                    because=("backward starts from the same tensor here", place),
+                )
 
 
 def _is_loss(projection: Projection, event: Event, name: str) -> bool:
@@ -218,11 +218,8 @@ def reductions(projection: Projection) -> Iterator[Event]:
 
 def argument_name(event: Event) -> str:
     """Return the variable or attribute that a collective is given; empty when it is given anything else."""
-    named = [entry.value for entry in getattr(event.node, "keywords", []) if entry.arg == "tensor"]
-    arguments = getattr(event.node, "args", []) or named
-    if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):
-        return arguments[0].id if isinstance(arguments[0], ast.Name) else ast.unparse(arguments[0])
-    return ""
+    given = argument_of(event.node, "tensor", 0)
+    return ast.unparse(given) if isinstance(given, (ast.Name, ast.Attribute)) else ""
 
 
 def _starts_from(node: ast.AST, name: str) -> bool:

@@ -62,7 +62,7 @@ from ddpdoctor.source.queries.training_loops import (
     is_map_style,
     loop_of_epochs,
 )
-from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
+from ddpdoctor.source.script.module import Module, argument_of, descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(
@@ -123,9 +123,8 @@ def _is_without_ranks(projection: Projection, loader: Event) -> bool:
 
 def _data_of(call: ast.AST) -> str:
     """Return the data set of a loader as it is written: a job with ranks comes there otherwise than one without."""
-    given = call.args[:1] if isinstance(call, ast.Call) else []
-    given = given or [one.value for one in getattr(call, "keywords", ()) if one.arg == "dataset"]
-    return ast.dump(given[0]) if given else ""
+    given = argument_of(call, "dataset", 0)
+    return "" if given is None else ast.dump(given)
 
 
 def _has_streams(script: Script) -> bool:
@@ -217,7 +216,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     module, call = feeding.loader.module, feeding.loader.node
     if not isinstance(call, ast.Call) or len(call.args) > 2:
         return
-    dataset = next((word.value for word in call.keywords if word.arg == "dataset"), call.args[0] if call.args else None)
+    dataset = argument_of(call, "dataset", 0)
     name = imported(module, DISTRIBUTED_SAMPLER)
     if dataset is None or not isinstance(dataset, (ast.Name, ast.Attribute)) or name is None:
         return

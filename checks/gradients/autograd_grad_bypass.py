@@ -53,7 +53,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import Module, descend, functions_named, last_name, made_from
+from ddpdoctor.source.script.module import Module, argument_of, descend, functions_named, last_name, made_from
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import OPTIMIZER, text_hints_at_ranks
 
@@ -111,7 +111,7 @@ def unreduced_gradients(projection: Projection) -> Iterator[Verdict]:
     origins = Origins(projection.machine.script.modules)
     for event in training_events(projection, "torch.autograd.grad"):
         outputs = event.argument("outputs", 0)
-        inputs = _argument_node(event.node, "inputs", 1)
+        inputs = argument_of(event.node, "inputs", 1)
         for_parameters = inputs is not None and _are_parameters(origins, event.module, inputs, asked)
         if outputs is not None and wrap_numbers(outputs) and for_parameters:
             yield Verdict(
@@ -325,7 +325,7 @@ def _second_backwards(projection: Projection) -> Iterator[Verdict]:
     forwards = training_forwards(projection, number)
     passes = [event for event in projection.in_course("backward") if wrap_numbers(event.receiver) == {number}]
     for first, second in itertools.pairwise(passes):
-        flag = _argument_node(first.node, "retain_graph", 1)
+        flag = argument_of(first.node, "retain_graph", 1)
         retains = isinstance(flag, ast.Constant) and flag.value is True
         alike = loop_nodes(first) == loop_nodes(second) and first.conditions == second.conditions
         between = any(first.ordinal < event.ordinal < second.ordinal for event in forwards)
@@ -339,12 +339,3 @@ def _second_backwards(projection: Projection) -> Iterator[Verdict]:
                 locations=second.location,
                 because=("the first backward through the same forward", first.location),
             )
-
-
-def _argument_node(call: ast.AST, name: str, position: int) -> ast.expr | None:
-    if not isinstance(call, ast.Call):
-        return None
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    return call.args[position] if position < len(call.args) else None

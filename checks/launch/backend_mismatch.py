@@ -54,7 +54,7 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, last_name
 from ddpdoctor.source.script.script import gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
@@ -282,9 +282,7 @@ def cpu_tensors(projection: Projection) -> Iterator[tuple[Event, str, Location]]
             continue
         seen.add(event.node)
         position, name = where
-        tensor = next((entry.value for entry in event.node.keywords if entry.arg == name), None)
-        if tensor is None and position < len(event.node.args):
-            tensor = event.node.args[position]
+        tensor = argument_of(event.node, name, position)
         made = _made_on_cpu(event.module, event.node, tensor)
         if made is not None and tensor is not None and not _under_other_default(event.module, made):
             yield event, event.module.excerpt(tensor, 50), event.module.location(made)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.launch.device_choice_source import early_collectives
+from ddpdoctor.checks.launch.missing_set_device import early_collectives
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 

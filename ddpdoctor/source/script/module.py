@@ -195,6 +195,14 @@ def last_name(node: ast.AST) -> str:
     return node.id if kind is ast.Name else ""  # type: ignore[attr-defined]
 
 
+def argument_of(call: ast.AST, name: str, position: int) -> ast.expr | None:
+    """Return the expression of an argument by its name or its position; None where it is not given, or for no call."""
+    if not isinstance(call, ast.Call):
+        return None
+    named = (word.value for word in call.keywords if word.arg == name)
+    return next(named, call.args[position] if position < len(call.args) else None)
+
+
 _LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
 _DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})
