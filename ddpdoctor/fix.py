@@ -23,7 +23,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Finding, Location
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, Node
 from ddpdoctor.source.vocabulary import canonical
 
 if TYPE_CHECKING:
@@ -64,13 +64,15 @@ def fix_of(finding: Finding, description: str, *edits: Edit | None, safe: bool =
         yield Fix(code=finding.code, description=description, location=finding.location, edits=made, safe=safe)
 
 
-def call_at(script: Script, finding: Finding) -> tuple[Module, ast.Call] | None:
-    """Return the call that a finding is about, by its place, with its module."""
+def node_at(script: Script, finding: Finding, kind: type[Node]) -> tuple[Module, Node] | None:
+    """Return the call, or other expression, that a finding is about, by its place, with its module."""
     place = finding.location
-    for module in script.modules if place is not None else ():
-        for call in module.index.of(ast.Call) if place is not None and str(module.path) == place.file else ():
-            if module.location(call) == place:
-                return module, call
+    if place is None:
+        return None
+    for module in script.modules:
+        for node in module.index.of(kind) if str(module.path) == place.file else ():
+            if getattr(node, "lineno", 0) == place.line and module.location(node) == place:
+                return module, node
     return None
 
 

@@ -19,6 +19,7 @@ from ddpdoctor.diagnosis.wording import (
     bytes_text,
     count,
     duration_text,
+    group_name,
     location_of,
     milliseconds_text,
     place,
@@ -38,6 +39,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ddpdoctor.check import Reason
+from ddpdoctor.diagnosis.divergence import long_waits as rehearsed
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
@@ -314,26 +316,61 @@ def longest_waits(record: RunRecord) -> tuple[LiveWait, ...]:
     return tuple(longest[group] for group in sorted(longest))
 
 
-def long_waits(record: RunRecord) -> Iterator[tuple[LiveWait, int]]:
-    """Yield waits that came too near to the timeout of their group, with that timeout."""
+def long_waits(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the wait of a rehearsal that came nearest to its timeout, or went beyond it; of a live run the longest of
+    each group, where it came near, and those that another group would not have survived.
+    """
+    if record.job.kind != "run":
+        seen = rehearsed.longest_wait(record)
+        if seen is not None:
+            places = (location_of(seen.turn.line), None if seen.before is None else location_of(seen.before.line))
+            worst = Severity.ERROR if seen.timed_out else None
+            yield _timed(rehearsed.wait_text(seen), places, seen.late, seen.waited_ns, seen.timeout_ns, worst)
+        return
     share = threshold(record, "long-wait")
     for wait in longest_waits(record):
         timeout_ns = record.groups[wait.group].timeout_ns
         if timeout_ns and wait.waited_ns >= share * timeout_ns:
-            yield wait, timeout_ns
+            title = f"{_wait_text(wait)}; the timeout is {duration_text(timeout_ns)}"
+            places = (site_location(wait.site), site_location(wait.late_site))
+            yield _timed(title, places, wait.late, wait.waited_ns, timeout_ns)
+    yield from _unfit_timeouts(record)
 
 
-def unfit_timeouts(record: RunRecord) -> Iterator[tuple[LiveWait, int]]:
-    """Yield waits that ended well and were longer than another group of the late rank may wait, with that group."""
+def _timed(
+    sentence: str,
+    places: tuple[Location | None, ...],
+    late: tuple[int, ...],
+    waited_ns: int,
+    timeout_ns: int,
+    severity: Severity | None = None,
+) -> Verdict:
+    numbers = {"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9}
+    because = (f"the timeout of the group is {duration_text(timeout_ns)}", places[0], numbers)
+    return Verdict(sentence=sentence, locations=places, ranks=late, because=because, severity=severity)
+
+
+def _unfit_timeouts(record: RunRecord) -> Iterator[Verdict]:
+    """Yield waits that ended well and were longer than another group of the late rank may wait."""
     for wait in longest_waits(record):
         own = record.groups[wait.group]
-        for number, other in enumerate(record.groups):
+        for other in record.groups:
             shorter = 0 < other.timeout_ns < min(wait.waited_ns, own.timeout_ns or wait.waited_ns)
             if shorter and not wait.lasts and set(wait.late) < set(other.ranks):
-                yield wait, number
+                place, name = site_location(wait.site), group_name(other, record.job.world_size)
+                waited, timeout = duration_text(wait.waited_ns), duration_text(other.timeout_ns)
+                numbers = {"waited_s": wait.waited_ns / 1e9, "timeout_s": other.timeout_ns / 1e9}
+                yield Verdict(
+                    sentence=f"{_wait_text(wait)}, and {name} would have timed out after {timeout}",
+                    remedy=f"Give {name} a timeout well above {waited}.",
+                    severity=Severity.ADVICE,
+                    locations=place,
+                    ranks=wait.late,
+                    because=(f"the longest wait was {waited}", place, numbers),
+                )
 
 
-def wait_text(wait: LiveWait) -> str:
+def _wait_text(wait: LiveWait) -> str:
     """Say who waits or waited how long for whom."""
     done = verb(wait.waiting, "has waited", "have waited") if wait.lasts else "waited"
     what = "backward" if wait.kind == GRADIENTS else wait.kind

@@ -66,24 +66,18 @@ def set_epoch_fix(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
     Nothing is offered unless the loop counts with one name, and the sampler has one name, is bound to it once, and is
     certainly bound before the loop.
     """
-    module, loop = forgotten.epochs.module, forgotten.epochs.node
-    if forgotten.sampler.module is not module or not isinstance(loop, ast.For):
-        return
-    epoch, sampler = counter_of(loop), name_bound_before(module, forgotten.sampler.node, loop)
-    if not epoch or not sampler:
-        return
-    call = f"{sampler}.set_epoch({epoch})"
-    edit = first_in_body(module, loop.body, call)
-    yield from fix_of(finding, f"call {call} at the start of each epoch", edit, safe=True)
+    edit = set_epoch_of(forgotten.sampler.module, forgotten.sampler.node, forgotten.epochs)
+    if edit is not None:
+        yield from fix_of(finding, f"call {edit.replacement.strip()} at the start of each epoch", edit, safe=True)
 
 
-def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
-    """Return the call of ``set_epoch`` on the sampler of a loader with a name; None as ``set_epoch_fix``."""
+def set_epoch_of(module: Module, made: ast.AST, around: LoopAround, part: str = "") -> Edit | None:
+    """Return the call of ``set_epoch`` of an object with a name, or of a part of it; None as ``set_epoch_fix``."""
     loop = around.node
     if around.module is not module or not isinstance(loop, ast.For):
         return None
-    epoch, name = counter_of(loop), name_bound_before(module, loader, loop)
-    return first_in_body(module, loop.body, f"{name}.{attribute}.set_epoch({epoch})") if epoch and name else None
+    epoch, name = counter_of(loop), name_bound_before(module, made, loop)
+    return first_in_body(module, loop.body, f"{name}{part}.set_epoch({epoch})") if epoch and name else None
 
 
 def counter_of(loop: ast.For) -> str:

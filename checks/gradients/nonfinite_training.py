@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, RunRecord, TooLittleEvidence
 from ddpdoctor.diagnosis.training.nonfinite import Origin, origin
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 
 CHECK = Check(
     code="DDP231",
@@ -90,7 +90,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         remedy=_SAID[found.cause][1],
         ranks=found.ranks,
         locations=place,
-        evidence=tuple(Fact(text=text, basis=record.job.kind) for text in _facts(record, found)),
+        because=tuple((text, None) for text in _facts(record, found)),
         doubt="" if found.ranks else "on which rank it began is not known: what was sampled was finite on every one",
     )
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Fix, after, fix_of
+from ddpdoctor.fix import Fix, after, fix_of, node_at
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, once
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
@@ -76,22 +76,10 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     It is not safe where the function wants arguments, or where what now runs on every rank may contain a collective:
     called on one rank only, that would hang.
     """
-    for module in script.modules:
-        if finding.location is None or str(module.path) != finding.location.file:
-            continue
-        guard = _expression_at(module, finding.location)
-        if guard is None:
-            return
+    named, owned = node_at(script, finding, ast.Name), node_at(script, finding, ast.Attribute)
+    for module, guard in filter(None, (named, owned)):
         safe = _needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard)
         yield from fix_of(finding, f"call {module.excerpt(guard)}()", after(module, guard, "()"), safe=safe)
-        return
-
-
-def _expression_at(module: Module, place: Location) -> ast.expr | None:
-    for node in module.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and node.lineno == place.line and module.location(node) == place:
-            return node
-    return None
 
 
 def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Finding) -> bool:
@@ -108,10 +96,8 @@ def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Fin
 
 def _takes_nothing(script: Script, place: Location, *, method: bool) -> bool:
     for module in script.modules:
-        if str(module.path) != place.file:
-            continue
-        for node in module.nodes:
-            if isinstance(node, ast.FunctionDef) and node.lineno == place.line:
+        for node in module.index.of(ast.FunctionDef) if str(module.path) == place.file else ():
+            if node.lineno == place.line:
                 arguments = node.args
                 needed = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
                 bound = method and isinstance(module.parents.get(node), ast.ClassDef)

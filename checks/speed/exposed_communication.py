@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.check import Check, Reason, RunRecord
 from ddpdoctor.diagnosis.performance.exposure import Exposure, exposures, unhidden
 from ddpdoctor.diagnosis.performance.summary import Traffic
 from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text, site_location
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 
 CHECK = Check(
     code="DDP401",
@@ -89,7 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=_remedy(exposure, record),
             what_if=() if _shards(exposure) else _MENDED[exposure.kind],
             locations=_lines(record) if exposure.kind == "explicit" else (),
-            evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
+            because=tuple(map(_fact, exposure.traffic[:4])),
         )
     yield from _unhidden(record)
 
@@ -181,7 +181,7 @@ def _title(exposure: Exposure) -> str:
     return f"collectives outside of backward ({', '.join(names[:3])}) take {part}"
 
 
-def _fact(entry: Traffic) -> Fact:
+def _fact(entry: Traffic) -> Reason:
     calls = f"{entry.calls_per_step:.3g}"
     noun = ("bucket" if entry.kind == "gradients" else "call") + "s" * (calls != "1")
     text = f"{entry.kind} of {entry.group}: {bytes_text(round(entry.bytes_per_step))} in {calls} {noun} a step"
@@ -189,4 +189,4 @@ def _fact(entry: Traffic) -> Fact:
     if entry.bus_bandwidth_bytes_per_s is not None:
         numbers["bus_bandwidth_bytes_per_s"] = entry.bus_bandwidth_bytes_per_s
         text += f", at least {bytes_text(round(entry.bus_bandwidth_bytes_per_s))}/s on the bus"
-    return Fact(text=text, basis="run", numbers=numbers)
+    return text, None, numbers

@@ -30,10 +30,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.check import Check, Script, Via
+from ddpdoctor.check import Check, Reason, Script, Via
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.fix import Fix, call_at, fix_of, with_keyword
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.fix import Fix, fix_of, node_at, with_keyword
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import (
     NONE,
@@ -95,7 +95,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     It is safe where all that is loaded goes into ``load_state_dict``, which copies it to where it belongs, or is looked
     up by a key; tensors that are used as they are would be on another device than before.
     """
-    found = call_at(script, finding)
+    found = node_at(script, finding, ast.Call)
     if found is not None:
         edit = with_keyword(*found, "map_location", '"cpu"')
         yield from fix_of(finding, 'load with map_location="cpu"', edit, safe=_goes_into_state(*found))
@@ -338,10 +338,7 @@ def _is_used_as_module(module: Module, load: ast.AST, name: str) -> bool:
 MAXIMUM_CALLERS = 3
 
 
-def callers(events: Sequence[Event], text: str) -> tuple[Fact, ...]:
+def callers(events: Sequence[Event], text: str) -> tuple[Reason, ...]:
     """Return a fact for each of the first events that is in a called function, with the chain of calls to it."""
-    return tuple(
-        Fact(text=text, basis="source", location=event.location, stack=event.chain)
-        for event in events[:MAXIMUM_CALLERS]
-        if len({frame.function for frame in event.chain}) > 1
-    )
+    several = (event for event in events[:MAXIMUM_CALLERS] if len({frame.function for frame in event.chain}) > 1)
+    return tuple((text, event) for event in several)

@@ -77,5 +77,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
             locations=tuple(event.location for event in events),
-            evidence=callers(events, "it is reported here for this caller"),
+            because=callers(events, "it is reported here for this caller"),
         )

@@ -56,5 +56,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
             remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
             locations=tuple(event.location for event in events),
-            evidence=callers(events, "every rank comes to it by this caller"),
+            because=callers(events, "every rank comes to it by this caller"),
         )
