@@ -16,7 +16,7 @@ from ddpdoctor.source.script.module import Module
 
 EventKind = Literal[
     "collective", "backward", "forward", "wrap", "loader", "sampler", "set-epoch", "attribute", "save", "device",
-    "data-parallel", "object", "call", "training", "ddp-forward",
+    "data-parallel", "object", "call", "training", "ddp-forward", "division",
 ]  # fmt: skip
 
 

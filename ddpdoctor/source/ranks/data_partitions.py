@@ -14,6 +14,7 @@ from ddpdoctor.source.events import Part
 from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    Arguments,
     Const,
     Instance,
     PerRank,
@@ -82,6 +83,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     if limits.step is not None and step is not None:
         whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
         if whole and lower is not None and is_rank(lower) and _is_world(limits.step, step):
+            divided(machine, node, lower, step)
             return result if CUT in result.tags else as_part(machine, node, result)
     if limits.upper is None or upper is None:
         return result
@@ -121,6 +123,7 @@ def ranged(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: 
         return result
     if known is None and (not _is_length(machine.frame.module, node.args[1]) or _length_is_cut(machine, node.args[1])):
         return result
+    divided(machine, node, arguments[0], arguments[2])
     return as_part(machine, node, derived((result,)), items=known)
 
 
@@ -130,6 +133,7 @@ def strided(machine: Machine, node: ast.AST, arguments: Sequence[Value], result:
         return result
     if not is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
         return result
+    divided(machine, node, arguments[1], arguments[3])
     return as_part(machine, node, derived((result,)))
 
 
@@ -244,6 +248,11 @@ def as_part(
     """Mark a value as the part of the data that the present code cuts out for its rank."""
     number = _number(machine, node, with_rest=with_rest, items=items)
     return Unknown(True, False, value.tags | {(PART, number), SHARE})
+
+
+def divided(machine: Machine, node: ast.AST, rank: Value, count: Value) -> None:
+    """Note that a call or a slice takes the part of ``rank`` of data that are divided into ``count`` parts."""
+    machine.emit("division", "division", node, Arguments((), {"rank": rank, "num_replicas": count}))
 
 
 def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | None) -> int:

@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     parts_of,
     per_rank,
 )
+from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import PROCESSES
@@ -140,8 +141,10 @@ def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> 
     return True
 
 
-def _handed_over(value: Value) -> Value:
-    """Return what ranks get from the process that starts them, which is the same for all of them."""
+def _handed_over(value: Value, *, by_spawn: bool) -> Value:
+    """Return what ranks get from the process that starts them, which ``spawn`` gives to all of them alike."""
+    if by_spawn and isinstance(value, Unknown) and value.varying:
+        return Unknown(False, False, frozenset(tag for tag in value.tags if tag[0] not in OWN_KINDS))
     return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
 
 
@@ -162,7 +165,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
     columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
-    positional = [_handed_over(per_rank(column, is_guessed(arguments))) for column in columns]
+    positional = [_handed_over(per_rank(column, is_guessed(arguments)), by_spawn=with_index) for column in columns]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)

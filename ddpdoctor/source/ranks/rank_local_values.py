@@ -67,14 +67,16 @@ POLLED: Tag = ("files", 2)
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
-    "batch", "ddp", "own", "clock", "files", "random", "drawn", "unseeded", "store", "counted", "item", "members",
-    EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
+    "batch", "ddp", "own", "clock", "unique", "files", "random", "drawn", "unseeded", "store", "counted", "item",
+    "members", EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 """What ranks find on their disks, which is mostly the same: they share them."""
 _CLOCK = regex(r"^(time|datetime)\.")
+# Functions that give a process what no other one has.
+_UNIQUE = regex(r"^(os\.(getpid|urandom)$|uuid\.|secrets\.|tempfile\.(?!gettempdir$))")
 # Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
 _LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
@@ -93,7 +95,7 @@ def origin_of(name: str) -> frozenset[Tag]:
     """Return the tag of a library function whose result differs between processes, by its full name."""
     if _LISTS.match(name):
         return frozenset({LISTED})
-    for kind, pattern in (("clock", _CLOCK), ("files", _FILES)):
+    for kind, pattern in (("clock", _CLOCK), ("unique", _UNIQUE), ("files", _FILES)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
     generator = generator_of(name)

@@ -53,7 +53,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -64,7 +64,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     number_from_store,
     queries_file,
 )
-from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
+from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
@@ -231,10 +231,12 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     receiver, name = function.receiver, function.name
     if name == "joinpath":
         return _joined_path(receiver, *given.values)
-    if name == "shard" and is_rank(
-        given.named.get("index", given.positional[1] if len(given.positional) > 1 else NONE)
-    ):
-        return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
+    if name == "shard":
+        from ddpdoctor.source.libraries.hugging_face_datasets import shard
+
+        part = shard(machine, node, receiver, given)
+        if part is not None:
+            return part
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -592,7 +594,9 @@ _SPECIAL: dict[str, Handler] = {
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
-    "torch.distributed.get_node_local_rank": lambda machine, node, given: variable(machine, "LOCAL_RANK"),
+    "torch.distributed.get_node_local_rank": lambda machine, node, given: (
+        UNIFORM if machine.spawns else exact_per_rank(LOCAL_RANK)
+    ),
     "torch.distributed.get_world_size": _world_size,
     **dict.fromkeys(
         RANK_AND_SIZE, lambda machine, node, given: SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
