@@ -36,11 +36,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 with open(INDEX_FILE, "rb") as _stream:
     INDEX = msgspec.json.decode(_stream.read(), type=dict[str, Row])
 """By the code of the check."""
-BUILT_IN = {code: f"{__name__}.{row.module}" for code, row in INDEX.items()}
-"""Dotted module of every check by its code."""
-READ_IN_SOURCE = {code: row.triggers for code, row in INDEX.items() if row.triggers is not None}
-"""Trigger words of the checks that have ``in_source``."""
-STANDS_FOR = {code: row.stands_for for code, row in INDEX.items() if row.stands_for is not None}
 GONE = {
     "DDP310": Gone(name="timeout-unfit", since="0.1.0", into="DDP307"),
     "DDP402": Gone(name="poor-overlap", since="0.1.0", into="DDP401"),

@@ -297,9 +297,7 @@ def _digest(text: str) -> str:
 
 def meets(one: Location, other: Location) -> bool:
     """Return whether the lines of two locations overlap in the same file."""
-    if same_lines(one, other):
-        return True
-    return same_lines(other, one)
+    return same_lines(one, other) or same_lines(other, one)
 
 
 def same_lines(outer: Location, inner: Location) -> bool:

@@ -243,7 +243,8 @@ def _renamed(seen: Finding, cause: Finding) -> Finding:
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
-    if seen.stress and not any(_ASKED[seen.stress] in text for text in _texts(suspicion)):
+    told = (suspicion.title, *(fact.text for fact in suspicion.evidence))
+    if seen.stress and not any(_ASKED[seen.stress] in text for text in told):
         return False
     same = suspicion.code == seen.code or (suspicion.trouble, seen.trouble) in _WHY
     same = same or (suspicion.name, seen.name) in _COMES_OF
@@ -255,10 +256,6 @@ def _same_cause(suspicion: Finding, seen: Finding) -> bool:
         return False
     chain = (*_all_places(suspicion), *_stack_places(suspicion))
     return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))
-
-
-def _texts(finding: Finding) -> tuple[str, ...]:
-    return (finding.title, *(fact.text for fact in finding.evidence))
 
 
 def _all_places(finding: Finding) -> tuple[Location, ...]:
@@ -277,12 +274,13 @@ def _overlap(some: Sequence[Location], others: Sequence[Location]) -> bool:
 def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:
     # What an injected cause breaks may be mild; that it can happen by itself is what the source says.
     worst = suspicion.severity if seen.stress and suspicion.severity.at_least(seen.severity) else seen.severity
+    stated = Fact(text=suspicion.title, basis="source", location=suspicion.location)
     return msgspec.structs.replace(
         seen,
         severity=worst,
         locations=_joined_locations(seen, suspicion, closer),
         basis=seen.basis | suspicion.basis,
-        evidence=(*seen.evidence, *(suspicion.evidence or _stated(suspicion))),
+        evidence=(*seen.evidence, *(suspicion.evidence or (stated,))),
     )
 
 
@@ -297,10 +295,6 @@ def _joined_locations(seen: Finding, suspicion: Finding, source_first: bool) -> 
             places.append(closer)
     places.extend(place for place in suspicion.locations if place not in places)
     return tuple(places)
-
-
-def _stated(suspicion: Finding) -> tuple[Fact, ...]:
-    return (Fact(text=suspicion.title, basis="source", location=suspicion.location),)
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Finding, Location
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, Node
 from ddpdoctor.source.vocabulary import canonical
 
 if TYPE_CHECKING:
@@ -64,13 +64,15 @@ def fix_of(finding: Finding, description: str, *edits: Edit | None, safe: bool =
         yield Fix(code=finding.code, description=description, location=finding.location, edits=made, safe=safe)
 
 
-def call_at(script: Script, finding: Finding) -> tuple[Module, ast.Call] | None:
-    """Return the call that a finding is about, by its place, with its module."""
+def node_at(script: Script, finding: Finding, kind: type[Node]) -> tuple[Module, Node] | None:
+    """Return the call, or other expression, that a finding is about, by its place, with its module."""
     place = finding.location
-    for module in script.modules if place is not None else ():
-        for call in module.index.of(ast.Call) if place is not None and str(module.path) == place.file else ():
-            if module.location(call) == place:
-                return module, call
+    if place is None:
+        return None
+    for module in script.modules:
+        for node in module.index.of(kind) if str(module.path) == place.file else ():
+            if getattr(node, "lineno", 0) == place.line and module.location(node) == place:
+                return module, node
     return None
 
 
@@ -110,7 +112,9 @@ def with_keyword(module: Module, call: ast.Call, name: str, value: str) -> Edit 
 
 def without_keyword(module: Module, call: ast.Call, name: str) -> Edit | None:
     """Take a keyword argument out of a call, with the comma that belonged to it; None where it has none of the name."""
-    arguments: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=_position)
+    arguments: list[ast.expr | ast.keyword] = sorted(
+        [*call.args, *call.keywords], key=lambda node: (node.lineno, node.col_offset)
+    )
     wanted = next((node for node in call.keywords if node.arg == name), None)
     if wanted is None:
         return None
@@ -174,10 +178,6 @@ def first_in_body(module: Module, body: list[ast.stmt], statement: str) -> Edit 
     if module.column(first.lineno, first.col_offset) != len(indentation) + 1:
         return None
     return insertion(module, line, 1, f"{indentation}{statement}\n")
-
-
-def _position(node: ast.expr | ast.keyword) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _in_parentheses(module: Module, call: ast.Call, last: ast.expr) -> bool:

@@ -78,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
-    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers, live_barriers
+    from ddpdoctor.checks.collectives.divergences_run import counted_reductions, hot_barriers, live_barriers
 
     barriers = live_barriers if record.job.kind == "run" else hot_barriers
     yield from CHECK.judged(record.job.kind, barriers(record), _REMEDY)
@@ -139,9 +139,7 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
 
 
 def _as_often(projection: Projection, event: Event, backward: Event, is_barrier: bool) -> bool:
-    """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
-    number; a loop over a single micro-step is none. A barrier may be repeated in a turn.
-    """
+    """Return whether a collective runs in every turn of a backward's loop; a barrier may be repeated in a turn."""
     steps = _loops_of_step(projection, backward)
     found = [loop for loop in event.loops if loop.node in steps]
     if not found or found[-1].once or not (is_barrier or found[-1] is event.loops[-1]):

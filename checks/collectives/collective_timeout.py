@@ -25,8 +25,6 @@ References
     https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

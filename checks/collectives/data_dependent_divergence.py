@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, RunRecord, Script
+from ddpdoctor.check import Check, Reason, RunRecord, Script
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
+from ddpdoctor.finding import Finding, Frame, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
 from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS, keys_logged
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -94,28 +94,24 @@ def in_source(script: Script) -> Iterator[Finding]:
         else:
             same.append(parting)
     for parting, *others in decisions:
-        also = [
-            Fact(text=f"`{other.condition}` depends on it as well", basis="source", location=other.test.location)
-            for other in others
-        ]
+        also = ((f"`{other.condition}` depends on it as well", other.test.location) for other in others)
         yield CHECK.finding(
             _title(parting),
             remedy=_remedy(parting),
             locations=(parting.test.location, parting.event.location),
-            evidence=(*_evidence(parting), *also),
+            because=(*_evidence(parting), *also),
             severity=Severity.ADVICE if parting.how == "raise" or parting.of_inputs else None,
         )
 
 
-def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
+def _evidence(parting: OwnParting) -> tuple[Reason, ...]:
     asked = f"`{parting.condition}` {'is' if parting.test.kind == 'order' else 'depends on'} {WORDS[parting.test.kind]}"
     needed = f"every rank must reach this {parting.collective} together"
     if parting.collective == _WRAP and parting.test.kind == "order":
         needed = "DDP pairs the parameters and buffers of the ranks by their position in the model"
     elif parting.how == "callback":
         needed = f"all ranks have to do the same things in this {parting.collective}"
-    first = Fact(text=asked, basis="source", location=parting.test.location, stack=parting.test.chain)
-    return first, Fact(text=needed, basis="source", location=parting.event.location)
+    return (asked, parting.test), (needed, parting.event.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -315,14 +311,14 @@ def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnPar
     """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
     if not makes_sets(projection.machine.script):
         return
-    from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, models_in_set_order, targets_of
+    from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, models_in_set_order, names_of
 
     for event, module, order in (*collectives_in_set_order(projection), *models_in_set_order(projection)):
         if order in seen:
             continue
         loop = module.parents.get(order)
         if isinstance(loop, ast.For):
-            names = set(targets_of(loop))
+            names = set(names_of(loop.target))
             asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)

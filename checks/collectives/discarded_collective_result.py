@@ -327,7 +327,7 @@ class _Handle:
         self._script, self._event, self._callers = script, event, list(event.chain[1:])
         self._ranks = ranks
         self._tensors = set(_tensors_of(event))
-        self._sent = set(_sent_by(event))
+        self._sent = set(_names_of(event, list(_handed(event, "isend")))) if event.name in _STARTS else set[str]()
         self.sends = False
         """What was found changes a tensor that is sent; else it uses one that is written."""
         self._peers = {ast.unparse(one) for one in _arguments(event.node, "dst", 1)} if self._sent else set[str]()
@@ -457,11 +457,6 @@ def _tensors_of(event: Event) -> Iterator[str]:
         given = {word.arg: word.value for word in call.keywords}
         written = [given[name] for name in _WRITTEN if name in given][:1]
     yield from _names_of(event, written)
-
-
-def _sent_by(event: Event) -> Iterator[str]:
-    """Yield the tensors that a call sends, as the function around it names them."""
-    return _names_of(event, list(_handed(event, "isend"))) if event.name in _STARTS else iter(())
 
 
 def _handed(event: Event, way: str) -> Iterator[ast.expr]:

@@ -164,12 +164,8 @@ def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:
     """Return whether only a collective can fail there, which fails on every rank: a probe, a barrier that counts."""
     nodes = {event.node for event in inside if event.kind == "collective"}
     calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
-    others = [call for call in calls if call not in nodes and not any(_stands_in(call, node) for node in nodes)]
+    others = [call for call in calls if call not in nodes and not any(call in descend(node) for node in nodes)]
     return any(call in nodes for call in calls) and all(_makes_tensor(call) for call in others)
-
-
-def _stands_in(call: ast.Call, node: ast.AST) -> bool:
-    return any(inner is call for inner in descend(node))
 
 
 def _makes_tensor(call: ast.Call) -> bool:

@@ -35,13 +35,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+from ddpdoctor.diagnosis.live_verdict import POLLING_NS, may_go_on
+from ddpdoctor.diagnosis.stacks import wait_of
 from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.divergence.divergence import Divergence
 
 CHECK = Check(
     code="DDP305",
@@ -54,9 +54,6 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-    from ddpdoctor.diagnosis.live_verdict import may_go_on
-
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_finding(
@@ -88,9 +85,6 @@ def of_world(divergence: Divergence, record: RunRecord) -> str:
 
 
 def _remedy(divergence: Divergence) -> str:
-    from ddpdoctor.diagnosis.live_verdict import POLLING_NS
-    from ddpdoctor.diagnosis.stacks import wait_of
-
     if divergence.form == "standstill":
         return (
             "Let one of the two ranks send first and the other receive first, or post both with batch_isend_irecv, "

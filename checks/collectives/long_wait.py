@@ -37,9 +37,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.check import Check, RunRecord, Script
+from ddpdoctor.check import Check, Script
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, Guard, LoopAround
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -55,8 +55,6 @@ from ddpdoctor.source.queries.divergence import events_through, function_around,
 from ddpdoctor.source.queries.training_loops import forwards_without_gradients, only_loader, takes_all_data
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS, numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-
-Places = tuple[Location | None, ...]
 
 CHECK = Check(
     code="DDP307",
@@ -105,68 +103,11 @@ def _suspected(
     )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the wait that came nearest to its timeout, or went beyond it; of a live run the longest of each group."""
-    from ddpdoctor.checks.collectives import waits_run
-    from ddpdoctor.diagnosis.divergence import long_waits
-    from ddpdoctor.diagnosis.wording import duration_text, location_of, site_location
-
-    if record.job.kind == "run":
-        for lived, timeout_ns in waits_run.long_waits(record):
-            title = f"{waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
-            places = (site_location(lived.site), site_location(lived.late_site))
-            yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
-        yield from _unfit_timeouts(record)
-        return
-    wait = long_waits.longest_wait(record)
-    if wait is not None:
-        busy = None if wait.before is None else location_of(wait.before.line)
-        places = (location_of(wait.turn.line), busy)
-        found = _finding(record, long_waits.wait_text(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
-        yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
-
-
-def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
-    """Report waits that another group would not have survived."""
-    from ddpdoctor.checks.collectives.waits_run import unfit_timeouts, wait_text
-    from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
-
-    for wait, number in unfit_timeouts(record):
-        group = record.groups[number]
-        place = site_location(wait.site)
-        name = group_name(group, record.job.world_size)
-        yield CHECK.finding(
-            f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
-            basis="run",
-            remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
-            severity=Severity.ADVICE,
-            locations=place,
-            ranks=wait.late,
-            because=(
-                f"the longest wait was {duration_text(wait.waited_ns)}",
-                place,
-                {"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
-            ),
-        )
-
-
-def _finding(
-    record: RunRecord, title: str, places: Places, late: tuple[int, ...], waited_ns: int, timeout_ns: int
-) -> Finding:
-    from ddpdoctor.diagnosis.wording import duration_text
-
-    return CHECK.finding(
-        title,
-        basis=record.job.kind,
-        remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
-        locations=places,
-        ranks=late,
-        because=(
-            f"the timeout of the group is {duration_text(timeout_ns)}",
-            places[0],
-            {"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
-        ),
-    )
+in_run = CHECK.judged_by(
+    "checks.collectives.divergences_run",
+    "long_waits",
+    "Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
+)
 
 
 # Evaluation, sampling and programs of the first rank, which the others wait for in their next collective.
@@ -326,21 +267,17 @@ def _long_work(body: Sequence[ast.stmt]) -> tuple[ast.Call, str] | None:
     """Return a call that takes as long as there is data: ``dataset.map(...)``, or ``model.generate(...)`` in a loop."""
     for statement in body:
         for node in descend(statement):
-            receiver = _receiver_of(node, "map")
-            if receiver is not None and isinstance(node, ast.Call) and len(node.args) == 1:
+            if isinstance(node, ast.Call) and _is_of_method(node, "map") and len(node.args) == 1:
                 return node, "preprocesses a data set"
             if isinstance(node, (ast.For, ast.While, ast.ListComp)):
                 for inner in descend(node):
-                    if isinstance(inner, ast.Call) and _receiver_of(inner, "generate") is not None:
+                    if isinstance(inner, ast.Call) and _is_of_method(inner, "generate"):
                         return inner, "generates for one sample after another"
     return None
 
 
-def _receiver_of(node: ast.AST, method: str) -> str | None:
-    """Return the source of what a method is called on; None when the node is no call of that method."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
-        return ast.unparse(node.func.value)
-    return None
+def _is_of_method(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name
 
 
 def _meeting_behind(module: Module, node: ast.If, events: Sequence[Event]) -> Event | None:

@@ -71,7 +71,7 @@ def models_in_set_order(projection: Projection) -> Iterator[_InOrder]:
 def _order_of_registration(orders: SetOrders, module: Module, node: ast.AST) -> ast.expr | None:
     """Return what a loop goes over that registers something in each turn, or a dict of modules is made of."""
     if isinstance(node, ast.For):
-        names = targets_of(node)
+        names = names_of(node.target)
         registers = any(
             (isinstance(one, ast.Call) and last_name(one.func) in _REGISTERS and mentions(one, names))
             or (isinstance(one, ast.Call) and _appends_part(orders, module, one) and _tells_apart(module, node, names))
@@ -86,7 +86,7 @@ def _order_of_registration(orders: SetOrders, module: Module, node: ast.AST) -> 
         return items.generators[0].iter if isinstance(items, ast.DictComp) else items
     if last in _LISTED and isinstance(items, (ast.ListComp, ast.GeneratorExp)):
         generator = items.generators[0]
-        return generator.iter if _tells_apart(module, items, _names_of(generator.target)) else None
+        return generator.iter if _tells_apart(module, items, names_of(generator.target)) else None
     return None
 
 
@@ -139,26 +139,22 @@ def _order_of_joined(module: Module, node: ast.AST) -> ast.expr | None:
         return None
     items, body = node.args[0], module.body_around(node)
     if isinstance(items, (ast.ListComp, ast.GeneratorExp)):
-        return items.generators[0].iter if mentions(items.elt, _names_of(items.generators[0].target)) else None
+        return items.generators[0].iter if mentions(items.elt, names_of(items.generators[0].target)) else None
     for loop in (one for one in descend(body) if isinstance(one, ast.For) and isinstance(items, ast.Name)):
         for one in descend(loop):
             if isinstance(one, ast.Call) and ast.unparse(one.func) == f"{ast.unparse(items)}.append":
-                return loop.iter if mentions(one, targets_of(loop)) else None
+                return loop.iter if mentions(one, names_of(loop.target)) else None
     return None
 
 
-def _names_of(target: ast.expr) -> list[str]:
+def names_of(target: ast.expr) -> list[str]:
+    """Return the variables that a target binds."""
     return [node.id for node in descend(target) if isinstance(node, ast.Name)]
-
-
-def targets_of(loop: ast.For) -> list[str]:
-    """Return the variables that a loop gives its items to."""
-    return _names_of(loop.target)
 
 
 def _order_of_loop(orders: SetOrders, event: Event, call: ast.Call, loop: ast.For) -> ast.expr | None:
     """Return the set that a loop goes over, whose items decide what is handed to a collective, or whether it runs."""
-    names, inside = targets_of(loop), ast.Module(loop.body, [])
+    names, inside = names_of(loop.target), ast.Module(loop.body, [])
     parts = [*call.args, *(test for module, test in event.undecided if module is event.module)]
     by_item = any(mentions(part, names) for part in parts) or any(
         isinstance(node, ast.Name) and node.id in names for part in call.args for node in made_from(part, inside)

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Via
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence_kind import divergence_of, shared_groups
 from ddpdoctor.diagnosis.wording import group_name, place, rank_list, site_location
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Group
 
@@ -57,12 +57,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         theirs, own = record.site(first.other_site), record.site(first.site)
         group = group_name(Group(ranks=ranks, name=name), record.job.world_size)
         parted = divergence is not None and divergence.group is not None and divergence.group.ranks == ranks
-        seen = Fact(
-            text=f"on {rank_list([use.rank for use in uses])} the thread {first.thread} was at work meanwhile",
-            basis="rehearsal",
-            location=site_location(own),
-            stack=own.frames,
-        )
+        seen = f"on {rank_list([use.rank for use in uses])} the thread {first.thread} was at work meanwhile"
         yield CHECK.finding(
             f"the thread {first.thread} calls collectives of {group} at {place(theirs.innermost)} while another "
             f"thread calls {first.kind} of it at {place(own.innermost)}: their order is chance"
@@ -72,6 +67,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             "collectives; process_group=group for a checkpoint that is saved meanwhile.",
             locations=map(site_location, (theirs, own)),
             ranks=tuple(sorted({use.rank for use in uses})),
-            evidence=(seen, *(describe.facts(divergence, "rehearsal") if divergence is not None and parted else ())),
+            because=(seen, Via(site_location(own), own.frames)),
+            evidence=describe.facts(divergence, "rehearsal") if divergence is not None and parted else (),
             severity=Severity.ERROR if parted else None,
         )

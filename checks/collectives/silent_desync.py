@@ -34,13 +34,15 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord, Verdict
+from ddpdoctor.checks.collectives.divergences_run import batches_ahead
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+from ddpdoctor.diagnosis.training.lone_forwards import lasting, left_out_before
+from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.divergence.divergence import Divergence
 
 CHECK = Check(
     code="DDP312",
@@ -62,8 +64,6 @@ _SKIP_TOGETHER = (
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is None or divergence.form not in ("desync", *_REMEDIES):
         yield from _drifts(record, divergence)
@@ -74,10 +74,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding | Refuted]:
     """Report the passes in which the ranks drifted apart, with what happened to it; else the backwards left out."""
-    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
-    from ddpdoctor.diagnosis.training.lone_forwards import lasting, left_out_before
-    from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
-
     blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
     drifted = [_desync(record, divergence, drift) for drift in drifts(record, blocked)]
     if drifted:
@@ -95,8 +91,6 @@ def _desync(record: RunRecord, divergence: Divergence | None, found: Verdict, *,
     """Return the finding that ranks are out of step: a warning while the job continues, and an error where it has ended
     in a divergence. ``is_dated``: the sentence says since when.
     """
-    from ddpdoctor.diagnosis.divergence import describe
-
     consequences = ["from there on, gradients of different steps are averaged"] if is_dated else []
     at_end: tuple[Location, ...] = ()
     facts: Iterable[Fact] = ()

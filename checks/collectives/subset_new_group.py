@@ -39,7 +39,7 @@ from ddpdoctor.source.queries.divergence import finding_of, function_around, nod
 from ddpdoctor.source.queries.shown_numbers import call_chain
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
 from ddpdoctor.source.ranks.ranks import size_names
-from ddpdoctor.source.script.module import descend, last_name, made_from
+from ddpdoctor.source.script.module import argument_of, descend, last_name, made_from
 
 CHECK = Check(
     code="DDP309",
@@ -150,8 +150,7 @@ def _may_be_left(place: Placed) -> bool:
 
 def _leaves_out(projection: Projection, made: Event) -> bool:
     """Return whether a group lacks a rank, however many there are, by what it is made of."""
-    given = [word.value for word in getattr(made.node, "keywords", ()) if word.arg == "ranks"]
-    ranks: ast.expr | None = next(iter([*getattr(made.node, "args", ()), *given]), None)
+    ranks = argument_of(made.node, "ranks", 0)
     function = function_around(made.module, made.node)
     if isinstance(ranks, ast.Name):
         assigned = made.module.assigning(function, ranks.id)

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict
+from ddpdoctor.finding import Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, TRUE, ExternalObject, constant, tags_of
 from ddpdoctor.source.projection import Projection
@@ -22,7 +24,7 @@ from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
 _JOINS = frozenset({"cat", "concat", "concatenate", "sum", "chain", "from_iterable"})
 
 
-def cut_gathers(projection: Projection) -> Iterator[tuple[Event, ast.Subscript]]:
+def cut_gathers(projection: Projection) -> Iterator[Verdict]:
     """Yield what gathers the results of parts that a DistributedSampler made, with the cut of what was joined of it."""
     for event in projection.in_course("collective"):
         arguments = event.node.args if isinstance(event.node, ast.Call) else []
@@ -36,7 +38,18 @@ def cut_gathers(projection: Projection) -> Iterator[tuple[Event, ast.Subscript]]
             length = made_from(cut.slice.upper, body)
             measured = any(isinstance(one, ast.Call) and last_name(one.func) == "len" for one in length)
             if measured and any(_joins(one, lists) for one in made_from(cut.value, body)):
-                yield event, cut
+                yield Verdict(
+                    sentence="the parts of all ranks, one after another, are not in the order of the samples: the cut "
+                    "keeps repeated ones and drops real ones",
+                    remedy="Put them in the order of the samples before the cut: torch.stack(parts, 1).flatten(0, 1), "
+                    "as the sampler deals them out.",
+                    locations=event.module.location(cut),
+                    because=(
+                        "these are the results of each rank's part, which DistributedSampler deals out in turns",
+                        event.location,
+                    ),
+                    severity=Severity.WARNING,
+                )
 
 
 def _dealt_out(projection: Projection, gather: Event) -> tuple[Event, Event] | None:
@@ -67,14 +80,16 @@ _DEEPEST = 8
 _IN_TURNS = frozenset({"zip", "zip_longest"})
 
 
-class Paired(msgspec.Struct, frozen=True, eq=False):
-    """A comparison of gathered results with the data set's own order."""
-
-    module: Module
-    node: ast.expr
-    joined: ast.expr
-    why: Literal["joined", "batches", "shuffled"]
-    gather: Event
+_PAIRED = "Gather the labels, or the indices, of the samples in the same way, and compare the results with those."
+_WHYS = {
+    "joined": ("the sampler deals samples out in turns, and the parts of the ranks stand one after another", _PAIRED),
+    "batches": (
+        "the sampler deals single samples out in turns, and whole batches of the ranks take turns here",
+        "Keep one result a sample, results.extend(...), before the ranks' results take turns.",
+    ),
+    "shuffled": ("the sampler shuffles", _PAIRED),
+}
+"""In what joined results have another order than the data set, and the remedy."""
 
 
 class _Gathered(msgspec.Struct, frozen=True, eq=False):
@@ -89,7 +104,7 @@ class _Gathered(msgspec.Struct, frozen=True, eq=False):
     """The attributes that hold something for each sample, in the data set's order."""
 
 
-def paired_out_of_order(projection: Projection) -> Iterator[Paired]:
+def paired_out_of_order(projection: Projection) -> Iterator[Verdict]:
     """Yield comparisons of joined results with labels of the data set that its sampler dealt out in another order."""
     modules = projection.machine.script.modules
     origins = Origins(modules)
@@ -104,7 +119,18 @@ def paired_out_of_order(projection: Projection) -> Iterator[Paired]:
                     why = _why(origins, gathered, module, result) if own else None
                     if why is not None:
                         seen.add(node)
-                        yield Paired(module, node, result, why, gathered.event)
+                        told, remedy = _WHYS[why]
+                        yield Verdict(
+                            sentence=f"`{module.excerpt(result, 60)}` is not in the order of the data set that it is "
+                            f"compared with: {told}",
+                            remedy=remedy,
+                            locations=module.location(node),
+                            because=(
+                                "each rank gives here what DistributedSampler dealt out to it",
+                                gathered.event.location,
+                            ),
+                            severity=Severity.WARNING,
+                        )
 
 
 def _gathered(projection: Projection, origins: Origins, event: Event) -> Iterator[_Gathered]:

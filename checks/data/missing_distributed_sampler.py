@@ -36,18 +36,17 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.data.epochs_source import (
+from ddpdoctor.check import Check, Reason, Script
+from ddpdoctor.checks.data.missing_set_epoch import (
     DEAL_OUT,
     OF_TORCH,
     TORCHS_ORDERS,
     batches_remedy,
-    loop_of_epochs,
     samples_remedy,
+    set_epoch_of,
 )
-from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, fix_of, imported, instead, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
@@ -61,8 +60,9 @@ from ddpdoctor.source.queries.training_loops import (
     feedings,
     is_drawn,
     is_map_style,
+    loop_of_epochs,
 )
-from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
+from ddpdoctor.source.script.module import Module, argument_of, descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 CHECK = Check(
@@ -103,7 +103,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             if own_batches
             else _remedy_of_samples(loader),
             locations=loader.location,
-            evidence=(_reaches(backward, through),),
+            because=_reaches(backward, through),
         )
     if _has_streams(script):
         yield from _of_streams(projection)
@@ -123,9 +123,8 @@ def _is_without_ranks(projection: Projection, loader: Event) -> bool:
 
 def _data_of(call: ast.AST) -> str:
     """Return the data set of a loader as it is written: a job with ranks comes there otherwise than one without."""
-    given = call.args[:1] if isinstance(call, ast.Call) else []
-    given = given or [one.value for one in getattr(call, "keywords", ()) if one.arg == "dataset"]
-    return ast.dump(given[0]) if given else ""
+    given = argument_of(call, "dataset", 0)
+    return "" if given is None else ast.dump(given)
 
 
 def _has_streams(script: Script) -> bool:
@@ -150,7 +149,7 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
             else "Let __iter__ give each rank its own items, and as many as the others, as "
             "itertools.islice(items, rank, None, world_size) does.",
             locations=loader.location,
-            evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
+            because=_reaches(feeding.backward, "DistributedDataParallel"),
         )
     for repeated in repeated_streams(projection):
         stream = repeated.stream.node
@@ -159,8 +158,10 @@ def _of_streams(projection: Projection) -> Iterator[Finding]:
             "DataLoader all go through the same items",
             remedy=DEAL_OUT,
             locations=repeated.feeding.loader.location,
-            because=(f"nothing in {stream.name} asks which worker it is in", repeated.module.head_location(stream)),
-            evidence=(_reaches(repeated.feeding.backward, "DistributedDataParallel"),),
+            because=(
+                (f"nothing in {stream.name} asks which worker it is in", repeated.module.head_location(stream)),
+                _reaches(repeated.feeding.backward, "DistributedDataParallel"),
+            ),
         )
 
 
@@ -181,8 +182,8 @@ def _remedy_of_samples(loader: Event) -> str:
     return samples_remedy(sampler, f"`{sampler}`" if sampler else order, divides=sampler == _DIVIDING)
 
 
-def _reaches(backward: Event, through: str) -> Fact:
-    return Fact(text=f"its batches reach this backward through {through}", basis="source", location=backward.location)
+def _reaches(backward: Event, through: str) -> Reason:
+    return f"its batches reach this backward through {through}", backward.location
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
@@ -217,7 +218,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     module, call = feeding.loader.module, feeding.loader.node
     if not isinstance(call, ast.Call) or len(call.args) > 2:
         return
-    dataset = next((word.value for word in call.keywords if word.arg == "dataset"), call.args[0] if call.args else None)
+    dataset = argument_of(call, "dataset", 0)
     name = imported(module, DISTRIBUTED_SAMPLER)
     if dataset is None or not isinstance(dataset, (ast.Name, ast.Attribute)) or name is None:
         return
@@ -225,7 +226,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     sampler = f"{name[0]}({module.segment(dataset)}{'' if shuffles else ', shuffle=False'})"
     edit = _with_sampler(module, call, sampler)
     epochs = loop_of_epochs(feeding)
-    told = set_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
+    told = set_epoch_of(module, call, epochs, ".sampler") if shuffles and epochs is not None else None
     description = f"give the loader sampler={sampler}" + (", and set its epoch" if told else "")
     yield from fix_of(finding, description, edit, *name[1], *((told,) if told else ()))
 

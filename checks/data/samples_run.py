@@ -328,13 +328,9 @@ def _first_states(record: RunRecord, loader: LoaderOnRanks, library: Library) ->
     """Return the state of each rank in the lowest worker that all of them fetched with; empty when there is none."""
     found: dict[int, dict[int, RandomState]] = {}
     for entry in loader.loaders:
+        wanted = (entry.rank, library, entry.dataset_type, entry.dataset_length)
         for state in record.random_states:
-            if (state.rank, state.library, state.dataset_type, state.dataset_length) == (
-                entry.rank,
-                library,
-                entry.dataset_type,
-                entry.dataset_length,
-            ):
+            if (state.rank, state.library, state.dataset_type, state.dataset_length) == wanted:
                 found.setdefault(state.worker, {}).setdefault(entry.rank, state)
     for worker in sorted(found):
         if len(found[worker]) == len(loader.loaders):

@@ -53,18 +53,9 @@ CHECK = Check(
 )
 REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
-    "cut": "Put them in the order of the samples before the cut: torch.stack(parts, 1).flatten(0, 1), as the sampler "
-    "deals them out.",
-    "paired": "Gather the labels, or the indices, of the samples in the same way, and compare the results with those.",
-    "batches": "Keep one result a sample, results.extend(...), before the ranks' results take turns.",
     "counted": "Sum over the first len(range(rank, len(dataset), world_size)) samples of the rank's part alone: what "
     "follows is what the sampler repeats.",
     "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
-}
-_WHYS = {
-    "joined": "the sampler deals samples out in turns, and the parts of the ranks stand one after another",
-    "batches": "the sampler deals single samples out in turns, and whole batches of the ranks take turns here",
-    "shuffled": "the sampler shuffles",
 }
 
 
@@ -78,33 +69,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             because=("no sampler divides this loader's data set between the ranks", loader.location),
         )
     if calls_any(script, PART_GATHERS):
-        yield from _of_gathered(script)
+        from ddpdoctor.checks.data.gathered_order_source import cut_gathers, paired_out_of_order
 
-
-def _of_gathered(script: Script) -> Iterator[Finding]:
-    from ddpdoctor.checks.data.gathered_order_source import cut_gathers, paired_out_of_order
-
-    for gather, cut in cut_gathers(whole_projection(script)):
-        yield CHECK.finding(
-            "the parts of all ranks, one after another, are not in the order of the samples: the cut keeps repeated "
-            "ones and drops real ones",
-            remedy=REMEDIES["cut"],
-            locations=gather.module.location(cut),
-            because=(
-                "these are the results of each rank's part, which DistributedSampler deals out in turns",
-                gather.location,
-            ),
-            severity=Severity.WARNING,
-        )
-    for pair in paired_out_of_order(whole_projection(script)):
-        yield CHECK.finding(
-            f"`{pair.module.excerpt(pair.joined, 60)}` is not in the order of the data set that it is compared with: "
-            + _WHYS[pair.why],
-            remedy=REMEDIES["batches" if pair.why == "batches" else "paired"],
-            locations=pair.module.location(pair.node),
-            because=("each rank gives here what DistributedSampler dealt out to it", pair.gather.location),
-            severity=Severity.WARNING,
-        )
+        projection = whole_projection(script)
+        yield from CHECK.suspected((*cut_gathers(projection), *paired_out_of_order(projection)))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_evaluations", "", REMEDIES)

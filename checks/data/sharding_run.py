@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from ddpdoctor.check import Verdict
-from ddpdoctor.checks.data.epochs_source import DEAL_OUT, KEPT_COPIES, batches_remedy, samples_remedy
+from ddpdoctor.checks.data.missing_set_epoch import DEAL_OUT, KEPT_COPIES, batches_remedy, samples_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
     compare_samples,
@@ -62,9 +63,9 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
     drawn = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     overlapping = f"each draw {drawn} of {total:,} samples, {overlap.common:,} of them the same"
     if overlap.share <= SHARDED_SHARE:
-        return _different(loader, f"{rank_list(loader.ranks)} {overlapping}")
+        return _verdict(loader, f"{rank_list(loader.ranks)} {overlapping}", wrong=False)
     if comparison == "different":
-        return _different(loader, "the data behind equal indices differ between the ranks")
+        return _verdict(loader, "the data behind equal indices differ between the ranks", wrong=False)
     if overlap.common < DUPLICATED_SHARE * min(counts) or overlap.repetitions or comparison == "meaningless":
         return None
     shards = any(entry.sampler_shards for entry in loader.loaders)
@@ -72,13 +73,12 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
         return None  # a data set smaller than the number of ranks is padded to the same on all of them
     if comparison == "unknown":
         reason = f"{rank_list(loader.ranks)} {overlapping}, but the samples behind the indices could not be compared"
-        return Verdict(wrong=None, sentence=reason, locations=loader.location, ranks=loader.ranks)
+        return _verdict(loader, reason, wrong=None)
     sampler = loader.loaders[0].sampler_type or "no sampler"
     divides = "was given the same rank everywhere" if shards else "does not divide by rank"
-    return Verdict(
-        sentence=f"{rank_list(loader.ranks)} train on the same samples: they {overlapping}",
-        locations=loader.location,
-        ranks=loader.ranks,
+    return _verdict(
+        loader,
+        f"{rank_list(loader.ranks)} train on the same samples: they {overlapping}",
         because=(
             (
                 f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices "
@@ -154,15 +154,14 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     if not equal:
         if any(entry.workers > 1 for entry in loader.loaders):
             return None  # Its workers may still go through the same items, in orders of their own.
-        return _different(loader, f"the inputs of {len(steps)} training forwards differ between the ranks")
+        return _verdict(loader, f"the inputs of {len(steps)} training forwards differ between the ranks", wrong=False)
     if equal < len(steps) or len({step[0] for step in steps}) == 1:
         return None
     kind = loader.loaders[0].dataset_type or "the iterable data set"
-    return Verdict(
-        sentence=f"{rank_list(loader.ranks)} train on the same samples: {kind} gave all of them equal inputs in each "
-        f"of {len(steps)} steps",
-        locations=loader.location,
-        ranks=loader.ranks,
+    return _verdict(
+        loader,
+        f"{rank_list(loader.ranks)} train on the same samples: {kind} gave all of them equal inputs in each of "
+        f"{len(steps)} steps",
         because=(
             f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ "
             "between steps",
@@ -194,11 +193,10 @@ def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | 
     if any(len(digests) == 1 for digests in seen.values()):
         return None  # Inputs that never change show nothing.
     rounds_each = len(whole) // len(loader.ranks)
-    return Verdict(
-        sentence=f"{rank_list(loader.ranks)} train on every batch {workers} times: the {workers} workers of this "
-        f"DataLoader gave equal batches in each of {rounds_each} rounds",
-        locations=loader.location,
-        ranks=loader.ranks,
+    return _verdict(
+        loader,
+        f"{rank_list(loader.ranks)} train on every batch {workers} times: the {workers} workers of this DataLoader "
+        f"gave equal batches in each of {rounds_each} rounds",
         because=(
             f"the digests of the inputs of {workers} training forwards in turn, one of each worker, are equal",
             loader.location,
@@ -241,8 +239,9 @@ def _judge_unloaded(record: RunRecord) -> Verdict | None:
     )
 
 
-def _different(loader: LoaderOnRanks, reason: str) -> Verdict:
-    return Verdict(wrong=False, sentence=reason, locations=loader.location, ranks=loader.ranks)
+def _verdict(loader: LoaderOnRanks, sentence: str, **more: Any) -> Verdict:
+    """Return a verdict on a loader of all its ranks."""
+    return Verdict(sentence=sentence, locations=loader.location, ranks=loader.ranks, **more)
 
 
 # Whether a shuffling, sharding sampler gives every training pass another order.
@@ -262,9 +261,7 @@ def judge_epochs(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _judge_copies(record: RunRecord) -> Iterator[Verdict]:
-    """Yield a verdict for each loader whose kept workers gave the batches of the first pass again, though an attribute
-    that items are made with was set anew for them.
-    """
+    """Yield the loaders whose kept workers gave the first pass again, though what items are made with was set anew."""
     for loader in loaders_on_all_ranks(record):
         stale = [entry for passes in loader.passes for entry in passes if entry.stale and entry.backwards]
         if {entry.rank for entry in stale} != set(loader.ranks):
@@ -280,11 +277,10 @@ def _judge_copies(record: RunRecord) -> Iterator[Verdict]:
             continue
         if any(len({first for own, first, _ in compared if own == rank}) < 2 for rank in loader.ranks):
             continue  # Inputs that never change show nothing.
-        yield Verdict(
-            sentence="the workers of this DataLoader give the same batches in every pass: they are kept, and never see "
+        yield _verdict(
+            loader,
+            "the workers of this DataLoader give the same batches in every pass: they are kept, and never see "
             f"`{stale[0].stale[0]}`, which is set anew on the rank's own copy of the data set",
-            locations=loader.location,
-            ranks=loader.ranks,
             because=(
                 "the inputs of the first training forwards of each later pass are those of the first one",
                 loader.location,

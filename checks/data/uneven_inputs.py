@@ -37,8 +37,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check, RunRecord, Script
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.check import Check, Reason, RunRecord, Script
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
@@ -87,16 +87,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     divergence = divergence_of(record, CHECK.stands_for)
     for uneven in uneven_passes(record, one_left=divergence is not None):
         basis = record.job.kind
-        lengths = tuple(
-            Fact(
-                text=f"rank {rank} has {count(length, 'batch', 'batches')} in pass {uneven.ordinal} of this loader",
-                basis=basis,
-                numbers={"batches": length},
-                rank=rank,
-                location=uneven.location,
-            )
-            for rank, length in uneven.lengths[:8]
-        )
+        of_pass = f"in pass {uneven.ordinal} of this loader"
+        lengths: list[Reason] = [
+            (f"rank {rank} has {count(own, 'batch', 'batches')} {of_pass}", uneven.location, {"batches": own}, rank)
+            for rank, own in uneven.lengths[:8]
+        ]
         hang = () if divergence is None else describe.facts(divergence, basis)
         divergence, consequence = None, f"; then {describe.title(divergence)}" if divergence is not None else ""
         yield CHECK.finding(
@@ -105,7 +100,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=_REMEDY if record.wraps else f"{_EVEN}.",
             locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
-            evidence=lengths + hang,
+            because=lengths,
+            evidence=hang,
         )
     for location, samples in even_divisions(record):
         yield Refuted(

@@ -35,9 +35,9 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, Script
+from ddpdoctor.check import Check, Reason, Script
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -92,7 +92,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank draws its own {_last(draw)}: what one rank holds out, other ranks train on",
             remedy=REMEDY,
             locations=draw.event.location,
-            evidence=(_why_it_differs(draw),),
+            because=_why_it_differs(draw),
         )
     for draw in unshared_parts(projection):
         yield CHECK.finding(
@@ -100,7 +100,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "overlap, and some samples are in none",
             remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
             locations=draw.event.location,
-            evidence=(_why_it_differs(draw),),
+            because=_why_it_differs(draw),
             severity=Severity.WARNING,
         )
 
@@ -109,17 +109,10 @@ def _last(draw: Draw) -> str:
     return draw.event.name.rpartition(".")[2]
 
 
-def _why_it_differs(draw: Draw) -> Fact:
-    event, seed = draw.event, draw.seed
-    if seed is not None:
-        location = seed.location
-        return Fact(text="this seed depends on the rank", basis="source", location=location)
-    return Fact(
-        text="no earlier call gives the ranks a common seed, and each process starts with its own",
-        basis="source",
-        location=event.location,
-        stack=event.chain,
-    )
+def _why_it_differs(draw: Draw) -> Reason:
+    if draw.seed is not None:
+        return "this seed depends on the rank", draw.seed.location
+    return "no earlier call gives the ranks a common seed, and each process starts with its own", draw.event
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_splits", REMEDY)

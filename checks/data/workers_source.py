@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.checks.data.epochs_source import loop_of_epochs
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding
+from ddpdoctor.finding import Finding, grouped
 from ddpdoctor.fix import Fix, fix_of, instead, with_keyword, without_keyword
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute, family
@@ -31,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings, takes_own_part
+from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings, loop_of_epochs, takes_own_part
 from ddpdoctor.source.ranks.data_partitions import SHARE, gives_turns
 from ddpdoctor.source.ranks.random_numbers import has_seed
 from ddpdoctor.source.script.launch_facts import offered
@@ -312,11 +311,8 @@ def _changes(machine: Machine, setting: Event, owner: Instance) -> bool:
 def _read_by_workers(projection: Projection, dataset: Value) -> frozenset[str]:
     """Return the attributes that items are made with: those that the methods of a data set read, and what they call."""
     machine = projection.machine
-    functions: dict[str, list[ast.AST]] = {}
-    for cls in _classes_held(machine, dataset):
-        for method in cls.node.body:
-            if isinstance(method, ast.FunctionDef):
-                functions.setdefault(method.name, []).append(method)
+    bodies = (one for cls in _classes_held(machine, dataset) for one in cls.node.body)
+    functions = grouped((one for one in bodies if isinstance(one, ast.FunctionDef)), lambda method: method.name)
     pending = {"__getitem__", "__getitems__", "__iter__", "__next__", "__call__"}
     read: set[str] = set()
     followed: set[str] = set()

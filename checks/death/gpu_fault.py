@@ -23,8 +23,6 @@ References
     https://docs.nvidia.com/deploy/xid-errors/index.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

@@ -23,8 +23,6 @@ References
     https://docs.kernel.org/admin-guide/mm/concepts.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

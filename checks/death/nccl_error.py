@@ -23,8 +23,6 @@ References
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclresult-t
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.diagnosis.failures import named_failures
+from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 CHECK = Check(
@@ -39,9 +41,6 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that ran out of memory, one finding a line."""
-    from ddpdoctor.diagnosis.failures import named_failures
-    from ddpdoctor.diagnosis.wording import rank_list
-
     for failure in named_failures(record, CHECK.stands_for):
         everyone = len(failure.ranks) == len(record.ranks)
         yield CHECK.finding(

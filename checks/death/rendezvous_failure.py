@@ -21,8 +21,6 @@ References
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

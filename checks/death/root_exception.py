@@ -26,6 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord, Via
+from ddpdoctor.checks.death.failures_run import common_exception
+from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+from ddpdoctor.diagnosis.wording import location_of, place, rank_list
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 CHECK = Check(
@@ -39,10 +42,6 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first; of a job itself also the one that all ranks raised."""
-    from ddpdoctor.checks.death.failures_run import common_exception
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-    from ddpdoctor.diagnosis.wording import location_of, place, rank_list
-
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
         yield divergence_finding(

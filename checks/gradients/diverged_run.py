@@ -30,9 +30,9 @@ from ddpdoctor.diagnosis.training.replicas import (
     unaveraged,
 )
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
-from ddpdoctor.finding import Location, Severity
+from ddpdoctor.finding import Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import OptimizerStep, PlateauStep, TrainingState
+from ddpdoctor.record.streams.training import OptimizerStep, PlateauStep
 
 IN_PLACE = "fully_shard"
 """What shards in place, and leaves what it is not given as it is; other wrappers flatten all."""
@@ -50,9 +50,7 @@ def loads(record: RunRecord) -> Iterator[Verdict]:
 
 def _loads(record: RunRecord) -> Iterator[tuple[tuple[int, ...], Verdict]]:
     """Yield the wraps whose parameters a loaded object steers, none where that is not known, and the verdict on it."""
-    by_object: dict[tuple[str, int], list[TrainingState]] = {}
-    for state in record.training_states:
-        by_object.setdefault((state.kind, state.number), []).append(state)
+    by_object = grouped(record.training_states, lambda state: (state.kind, state.number))
     for (kind, _), states in sorted(by_object.items()):
         holders = {state.rank for state in states}
         with_load = [state for state in states if state.loads or state.late_loads]
@@ -193,14 +191,11 @@ def own_buffers(record: RunRecord) -> Iterator[Verdict]:
         norms = wrap.batch_norms or wrap.synchronised_batch_norms
         held = [buffer.name for buffer in wrap.buffers if buffer.dtype.startswith(("float", "bfloat"))]
         held = [name for name in held if not norms or name.rpartition(".")[2] not in _OF_NORMS]
-        by_forward: dict[int, list[Mapping[str, str]]] = {}
-        for state in record.buffers:
-            if state.wrap == wrap.wrap and state.rank in wraps:
-                by_forward.setdefault(state.forward, []).append(state.digests)
-        common = [(at, states) for at, states in sorted(by_forward.items()) if len(states) == len(ranks)]
+        states = (state for state in record.buffers if state.wrap == wrap.wrap and state.rank in wraps)
         apart = [
-            (at, [name for name in held if len({digests.get(name, "") for digests in states}) > 1])
-            for at, states in common
+            (at, [name for name in held if len({state.digests.get(name, "") for state in found}) > 1])
+            for at, found in sorted(grouped(states, lambda state: state.forward).items())
+            if len(found) == len(ranks)
         ]
         if len(apart) < 2 or not (names := apart[-1][1]):
             continue
@@ -279,10 +274,8 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
     parameters = [_narrowed(step, only) for step in parameters_around_steps(record, NO_WRAP, ranks)]
     begun = {step.optimizer: step for step in parameters if not step.ordinal}
     after = {(step.optimizer, step.ordinal): step for step in parameters}
-    by_optimizer: dict[int, list[ReplicaStep]] = {}
-    for step in gradients_around_steps(record, NO_WRAP, ranks):
-        by_optimizer.setdefault(step.optimizer, []).append(_narrowed(step, only))
-    for optimizer, steps in by_optimizer.items():
+    moments = (_narrowed(step, only) for step in gradients_around_steps(record, NO_WRAP, ranks))
+    for optimizer, steps in grouped(moments, lambda step: step.optimizer).items():
         first = steps[0]
         began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
         beside = bool(record.wraps or record.sharded_modules)

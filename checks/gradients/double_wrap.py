@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.module_changed_after_wrap import double_wraps
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 
 CHECK = Check(
@@ -50,8 +50,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             else "this model is a DDP object already: every gradient is all-reduced twice",
             remedy="Wrap the model once" + (", before the loop." if again else "."),
             locations=wrap.location,
-            evidence=() if again else (Fact(text="the first wrap", basis="source", location=first.location),),
+            because=() if again else ("the first wrap", first.location),
         )
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "double_wraps", "Wrap the model once.")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "double_wraps", "Wrap the model once.")

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -115,7 +115,6 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
     """Yield prepared schedulers that are as long as a loader which was prepared before, or as the training itself."""
     if not _steps_often(projection):
         return
-    from ddpdoctor.checks.gradients.schedules_source import ends_of_training, is_returned
 
     machine = projection.machine
     for event in filter(None, map(machine.events.get, sorted(machine.prepared))):
@@ -127,11 +126,12 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
         parts = [node for value in given for node in made_from(value, body)]
         if any(last_name(node) == "num_processes" for node in parts):
             continue
-        ends = set(ends_of_training(_schedulers(projection), event))
+        ends = set(_ends_of_training(_schedulers(projection), event))
         if {ast.unparse(value) for value in given} & ends:
             yield event.module, event.node
         makers = (call for call in event.module.index.of(ast.Call) if last_name(call.func) == getattr(body, "name", ""))
-        for call in makers if not given and is_returned(event.node, body) else ():
+        returned = (one for one in descend(body) if isinstance(one, ast.Return) and event.node in descend(one))
+        for call in makers if not given and any(returned) else ():
             # A project's own function makes it: what that is given is the length where the training ends there.
             if {ast.unparse(value) for value in (*call.args, *(one.value for one in call.keywords))} & ends:
                 yield event.module, call
@@ -193,15 +193,9 @@ def divided_twice(projection: Projection) -> Iterator[Place]:
             if any(ast.dump(target).replace("Store", "Load") == ast.dump(given) for target in targets):
                 values.append(one if isinstance(one, ast.AugAssign) else one.value)  # type: ignore[attr-defined]
         for value in values:
-            divisor = (
-                value.right
-                if isinstance(value, ast.BinOp)
-                else value.value
-                if isinstance(value, ast.AugAssign)
-                else None
-            )
-            divides = isinstance(getattr(value, "op", None), ast.Div)
-            if divides and divisor is not None and _is_count(projection, divisor):
+            if not isinstance(value, (ast.BinOp, ast.AugAssign)) or not isinstance(value.op, ast.Div):
+                continue
+            if _is_count(projection, value.right if isinstance(value, ast.BinOp) else value.value):
                 yield event.module, value
 
 
@@ -432,9 +426,8 @@ def unequal_starts(projection: Projection) -> Iterator[Place]:
 
 def clips_before_reduction(projection: Projection) -> Iterator[Place]:
     """Yield where gradients are clipped that Horovod may still reduce."""
-    if any(noted(projection, _HOROVOD)) and not uses_any(
-        projection.machine.script, {"synchronize", "skip_synchronize"}
-    ):
+    synchronises = uses_any(projection.machine.script, {"synchronize", "skip_synchronize"})
+    if any(noted(projection, _HOROVOD)) and not synchronises:
         yield from _clips(projection)
 
 
@@ -573,3 +566,35 @@ TRAPS = (
         "Call optimizer.synchronize() before, and step under optimizer.skip_synchronize().",
     ),
 )
+
+
+def _ends_of_training(steps: Iterable[Event], made: Event) -> Iterator[str]:
+    """Yield how the variables are called at which the loop ends that a scheduler steps in, where it makes a step."""
+    for step in steps:
+        stepped = options_of(step.receiver or NONE)
+        if not any(isinstance(one, ExternalObject) and one.number == made.ordinal for one in stepped):
+            continue
+        for loop in step.loops:
+            node = loop.node
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and last_name(node.iter.func) == "range":
+                yield from map(ast.unparse, node.iter.args)
+            tests = [node.test] if isinstance(node, ast.While) else []
+            tests += [
+                one.test for one in descend(node) if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)
+            ]
+            for test in (one for one in tests if isinstance(one, ast.Compare)):
+                sides = (test.left, *test.comparators)
+                yield from (ast.unparse(side) for side in sides if _is_fixed(made, side))
+
+
+def _is_fixed(made: Event, end: ast.expr) -> bool:
+    """Return whether the end of the training is no loader's length, which ``prepare`` divides, nor set anew later."""
+    body, name = made.module.body_around(made.node), ast.unparse(end)
+    given = [
+        one
+        for one in descend(body)
+        if isinstance(one, ast.Assign) and name in {ast.unparse(part) for each in one.targets for part in descend(each)}
+    ]
+    later = any(one.lineno > getattr(made.node, "lineno", 0) for one in given)
+    parts = (node for one in given for node in made_from(one.value, body))
+    return not later and not any(isinstance(node, ast.Call) and last_name(node.func) == "len" for node in parts)

@@ -104,8 +104,7 @@ Number = int | bool
 
 
 def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
-    """Return whether the turns that ``other`` chooses are certainly all chosen by ``one``; both are tests by a
-    remainder.
+    """Return whether a test by a remainder certainly chooses all the turns that the ``other`` one chooses.
 
     The two must use the same counter and the same divisor; with anything else in them the answer is no.
     """

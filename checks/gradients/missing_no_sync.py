@@ -115,26 +115,23 @@ def synchronise_once(projection: Projection, found: Accumulation, finding: Findi
         return
     forward = next(iter(nodes))
     block = _block_of(module, backward)
-    first = next((index for index, statement in enumerate(block) if _holds(statement, forward)), None)
-    end = next((index for index, statement in enumerate(block) if _holds(statement, backward)), None)
+    first = next((index for index, statement in enumerate(block) if forward in descend(statement)), None)
+    end = next((index for index, statement in enumerate(block) if backward in descend(statement)), None)
     if first is None or end is None or not isinstance(forward, ast.Call) or first > end:
         return
-    until = end if found.condition is None else _index_of(block, found.condition)
-    if until is None or until < end or _names(last) & _assigned(block[first : until + 1]):
+    until = end if found.condition is None else block.index(found.condition) if found.condition in block else -1
+    read = {node.id for node in descend(last) if isinstance(node, ast.Name)}
+    if until < end or read & _assigned(block[first : until + 1]):
         return
     context = imported(module, "contextlib.nullcontext")
     if context is None:
         return
     model = ast.unparse(forward.func)
-    choice = ast.unparse(ast.IfExp(last, ast.parse(f"{context[0]}()", mode="eval").body, _call(f"{model}.no_sync")))
+    choice = f"{context[0]}() if {ast.unparse(last)} else {model}.no_sync()"
     edits = indented(module, block[first], block[end], f"with {choice}:")
     if edits is not None:
         description = f"run all micro-steps but the last under {model}.no_sync()"
         yield from fix_of(finding, description, *context[1], *edits)
-
-
-def _call(function: str) -> ast.expr:
-    return ast.parse(f"{function}()", mode="eval").body
 
 
 def _last_micro_step(found: Accumulation) -> ast.expr | None:
@@ -163,18 +160,6 @@ def _block_of(module: Module, node: ast.AST) -> Sequence[ast.stmt]:
         if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
     return ()
-
-
-def _index_of(block: Sequence[ast.stmt], condition: ast.If) -> int | None:
-    return next((index for index, statement in enumerate(block) if statement is condition), None)
-
-
-def _holds(statement: ast.stmt, node: ast.AST) -> bool:
-    return any(inner is node for inner in descend(statement))
-
-
-def _names(expression: ast.expr) -> set[str]:
-    return {node.id for node in descend(expression) if isinstance(node, ast.Name)}
 
 
 def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
@@ -255,10 +240,7 @@ def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
 
 def _reduces_always(hooking: Event) -> bool:
     """Return whether a communication hook is one of torch's that reduces each bucket; one's own may leave some out."""
-    call = hooking.module.parents.get(hooking.node)
-    if not isinstance(call, ast.Call):
-        return False
-    hook = argument_of(call, "hook", 1)
+    hook = argument_of(hooking.module.parents.get(hooking.node, hooking.node), "hook", 1)
     return hook is not None and _REDUCING_HOOKS.match(hooking.module.resolve(hook)) is not None
 
 

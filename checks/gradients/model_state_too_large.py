@@ -29,13 +29,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.steps_run import ModelState
+from ddpdoctor.checks.gradients.steps_run import ModelState, large_states
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 CHECK = Check(
     code="DDP212",
@@ -50,9 +48,6 @@ _STATED = "`device-memory-gib` in [tool.ddpdoctor.job] gives a GPU"
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that the model's state fills, by the one that is fullest."""
-    from ddpdoctor.checks.gradients.steps_run import large_states
-    from ddpdoctor.diagnosis.wording import site_location
-
     states = list(large_states(record))
     if not states:
         return
@@ -62,6 +57,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     largest = max(wraps, key=lambda wrap: sum(tensor.size_bytes for tensor in wrap.parameters), default=None)
     location = None if largest is None else site_location(record.site(largest.site))
     whole = _size(worst.memory_bytes).replace(".0", "")
+    large = ((name, size) for name, size in worst.parts.items() if size > 0.001 * worst.memory_bytes)
     yield CHECK.finding(
         f"weights, gradients and optimizer take {worst.total_bytes / worst.memory_bytes:.0%} of the GPU's memory",
         basis=record.job.kind,
@@ -70,14 +66,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         else "Shard the state with FSDP or ZeroRedundancyOptimizer.",
         ranks=() if ranks == record.rank_numbers() else ranks,
         locations=location,
-        evidence=(
-            *(
-                Fact(text=f"{name}: {_size(size)} of {whole}", basis=record.job.kind, numbers={"bytes": size})
-                for name, size in worst.parts.items()
-                if size > 0.001 * worst.memory_bytes
-            ),
-            Fact(text=_left(worst), basis=record.job.kind),
-            *((Fact(text=f"{_STATED} {whole}", basis=record.job.kind),) if worst.stated else ()),
+        because=(
+            *((f"{name}: {_size(size)} of {whole}", None, {"bytes": size}) for name, size in large),
+            (_left(worst), None),
+            *(((f"{_STATED} {whole}", None),) if worst.stated else ()),
         ),
     )
 

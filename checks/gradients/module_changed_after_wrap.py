@@ -110,7 +110,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for for nothing."""
-    from ddpdoctor.checks.gradients.wraps_run import frozen_after_wrap
+    from ddpdoctor.checks.gradients.steps_run import frozen_after_wrap
     from ddpdoctor.diagnosis.training.replicas import unaveraged
     from ddpdoctor.diagnosis.wording import count
 

@@ -25,11 +25,12 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.fix import Fix, call_at, fix_of, without_keyword
+from ddpdoctor.fix import Fix, fix_of, node_at, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 
@@ -55,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "searches")
 
 
 _OPTION = "find_unused_parameters"
@@ -63,6 +64,6 @@ _OPTION = "find_unused_parameters"
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Leave ``find_unused_parameters`` out of the wrap; never safe, because a path that was not seen may need it."""
-    found = call_at(script, finding)
+    found = node_at(script, finding, ast.Call)
     if found is not None:
         yield from fix_of(finding, f"omit {_OPTION}", without_keyword(*found, _OPTION))

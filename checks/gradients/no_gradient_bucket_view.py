@@ -21,8 +21,6 @@ References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 
@@ -33,5 +31,5 @@ CHECK = Check(
     needs=frozenset({"wraps"}),
 )
 in_run = CHECK.judged_by(
-    "checks.gradients.wraps_run", "gradient_copies", "Pass gradient_as_bucket_view=True to DistributedDataParallel."
+    "checks.gradients.steps_run", "gradient_copies", "Pass gradient_as_bucket_view=True to DistributedDataParallel."
 )

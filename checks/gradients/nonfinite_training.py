@@ -32,13 +32,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord, TooLittleEvidence
-from ddpdoctor.finding import Fact, Finding, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.training.nonfinite import Origin
+from ddpdoctor.diagnosis.training.nonfinite import Origin, origin
+from ddpdoctor.diagnosis.wording import count, rank_list, site_location
+from ddpdoctor.finding import Finding, Severity
 
 CHECK = Check(
     code="DDP231",
@@ -80,9 +78,6 @@ _SAID = {
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report where the training was first not finite."""
-    from ddpdoctor.diagnosis.training.nonfinite import origin
-    from ddpdoctor.diagnosis.wording import site_location
-
     found = origin(record)
     if found is None:
         return
@@ -95,7 +90,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         remedy=_SAID[found.cause][1],
         ranks=found.ranks,
         locations=place,
-        evidence=tuple(Fact(text=text, basis=record.job.kind) for text in _facts(record, found)),
+        because=tuple((text, None) for text in _facts(record, found)),
         doubt="" if found.ranks else "on which rank it began is not known: what was sampled was finite on every one",
     )
 
@@ -110,8 +105,6 @@ def _unlike_the_job(record: RunRecord) -> str:
 
 
 def _title(record: RunRecord, found: Origin) -> str:
-    from ddpdoctor.diagnosis.wording import rank_list
-
     row = found.first
     if len(found.ranks) == len(record.ranks):
         who = "every rank"
@@ -129,8 +122,6 @@ def _title(record: RunRecord, found: Origin) -> str:
 
 
 def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
-    from ddpdoctor.diagnosis.wording import count, rank_list
-
     row = found.first
     if row.kind == "loss":
         batch = {True: "its batch was finite, ", False: "", None: ""}[row.batch_finite]

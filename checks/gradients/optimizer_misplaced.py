@@ -51,4 +51,4 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected(misplaced_optimizers(whole_projection(script)))
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "unheld_parameters")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "unheld_parameters")

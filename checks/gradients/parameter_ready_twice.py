@@ -33,6 +33,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.checks.gradients.steps_run import ready_twice
+from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
+from ddpdoctor.diagnosis.training.replicas import unaveraged
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 CHECK = Check(
@@ -46,10 +49,6 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
-    from ddpdoctor.checks.gradients.wraps_run import ready_twice
-    from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
-    from ddpdoctor.diagnosis.training.replicas import unaveraged
-
     for silent in unaveraged(record):
         if silent.why == "twice":
             yield CHECK.finding(

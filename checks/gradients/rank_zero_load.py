@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads, lonely_steps
+from ddpdoctor.checks.gradients.autograd_grad_bypass import lonely_loads, lonely_steps
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 

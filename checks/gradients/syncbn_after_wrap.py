@@ -53,5 +53,5 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 in_run = CHECK.judged_by(
-    "checks.gradients.wraps_run", "late_batch_norms", "Call convert_sync_batchnorm first, and wrap its result."
+    "checks.gradients.steps_run", "late_batch_norms", "Call convert_sync_batchnorm first, and wrap its result."
 )

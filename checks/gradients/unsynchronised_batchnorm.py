@@ -58,7 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
-    from ddpdoctor.checks.gradients.wraps_run import fed_batch_norms
+    from ddpdoctor.checks.gradients.steps_run import fed_batch_norms
 
     judged = (judge_layers(*fed) for fed in fed_batch_norms(record))
     yield from CHECK.judged(record.job.kind, judged, _REMEDY)

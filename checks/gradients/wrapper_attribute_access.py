@@ -46,4 +46,4 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected(wrapper_attributes(whole_projection(script)))
 
 
-in_run = CHECK.judged_by("checks.gradients.wraps_run", "wrapper_attributes")
+in_run = CHECK.judged_by("checks.gradients.steps_run", "wrapper_attributes")

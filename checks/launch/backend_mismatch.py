@@ -53,7 +53,7 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, last_name
 from ddpdoctor.source.script.script import gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
@@ -281,9 +281,7 @@ def cpu_tensors(projection: Projection) -> Iterator[tuple[Event, str, Location]]
             continue
         seen.add(event.node)
         position, name = where
-        tensor = next((entry.value for entry in event.node.keywords if entry.arg == name), None)
-        if tensor is None and position < len(event.node.args):
-            tensor = event.node.args[position]
+        tensor = argument_of(event.node, name, position)
         made = _made_on_cpu(event.module, event.node, tensor)
         if made is not None and tensor is not None and not _under_other_default(event.module, made):
             yield event, event.module.excerpt(tensor, 50), event.module.location(made)
@@ -334,13 +332,10 @@ def _is_cpu_factory(module: Module, call: ast.Call) -> bool:
 
 def _is_plain_data(node: ast.expr) -> bool:
     """Return whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
+    if isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.ListComp)):
         return True
     if isinstance(node, ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return last in _NUMBERS
+        return last_name(node.func) in _NUMBERS
     if isinstance(node, ast.BinOp):
         return _is_plain_data(node.left) and _is_plain_data(node.right)
     return isinstance(node, ast.UnaryOp) and _is_plain_data(node.operand)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.launch.device_choice_source import early_collectives
+from ddpdoctor.checks.launch.missing_set_device import early_collectives
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 
@@ -56,4 +56,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-in_run = CHECK.judged_by("checks.launch.devices_run", "barriers_before_choice", REMEDY)
+in_run = CHECK.judged_by("checks.launch.environment_run", "barriers_before_choice", REMEDY)

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord
+from ddpdoctor.checks.launch.environment_run import core_pressure, crowded_node
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 CHECK = Check(
@@ -47,8 +48,5 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for cores, or are going to."""
-    from ddpdoctor.checks.launch.devices_run import core_pressure
-    from ddpdoctor.checks.launch.environment_run import crowded_node
-
     kind = record.job.kind
     yield from CHECK.judged(kind, crowded_node(record) if kind == "rehearsal" else core_pressure(record))

@@ -31,8 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.checks.launch.backend_mismatch import cpu_tensors
-from ddpdoctor.finding import Finding, Location, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.finding import Finding, Refuted, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
 
 CHECK = Check(
@@ -49,10 +48,8 @@ REMEDY = "Make the tensor on the rank's GPU with device=, or move it there befor
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report CPU tensors in collectives of an NCCL group, one finding for a function: it has one device in mind."""
-    together: dict[tuple[str, str], list[tuple[Event, str, Location]]] = {}
-    for event, tensor, made in cpu_tensors(whole_projection(script)):
-        together.setdefault((str(event.module.path), event.function), []).append((event, tensor, made))
-    for found in together.values():
+    tensors = cpu_tensors(whole_projection(script))
+    for found in grouped(tensors, lambda one: (str(one[0].module.path), one[0].function)).values():
         (event, tensor, _), *others = found
         more = f" (and {len(others)} more in this function)" if others else ""
         yield CHECK.finding(

@@ -1,20 +1,22 @@
-"""Variables, threads and addresses that do a job harm, and groups that are never destroyed."""
+"""What a job does with its machine: variables, addresses, threads, memory, the GPU of each rank, forked processes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
-from ddpdoctor.diagnosis.wording import count, rank_list, site_location
+from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Location, grouped
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
-from ddpdoctor.record.streams.setup import CpuThreads, Setting
+from ddpdoctor.record.streams.setup import CpuThreads, DeviceChoice, DeviceUse, ForkedUse, Setting
 from ddpdoctor.record.streams.training import Loader
 
+Row = TypeVar("Row", Setting, Wait, DeviceChoice, DeviceUse, ForkedUse)
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
 # Setting them once torch is imported changes nothing.
@@ -217,32 +219,27 @@ _PORT = regex(r"port: ?(\d+)|:(\d{2,5})\b")
 
 def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
     """Yield what leads the ranks away from their launcher's place of meeting, and ports that were in use."""
-    settings: dict[tuple[str, int], list[Setting]] = {}
-    for setting in record.settings:
-        told = setting.name in _TOLD_BY_LAUNCHER and setting.launched and not setting.joined
-        if told and setting.previous and not _same(setting.previous, setting.value):
-            settings.setdefault((setting.name, setting.site), []).append(setting)
+    settings = (
+        one
+        for one in record.settings
+        if one.name in _TOLD_BY_LAUNCHER and one.launched and not one.joined
+        if one.previous and one.previous != one.value and not {one.previous, one.value} <= _HERE
+    )
     followed = _what_followed(record)
-    for (name, site), found in settings.items():
-        first = found[0]
-        place = site_location(record.site(site))
+    for (first, *_), place, ranks in _by_line(record, settings, lambda one: one.name):
         yield Verdict(
-            sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
+            sentence=f"{first.name} is set to {first.value!r} over the launcher's {first.previous!r}",
             locations=place,
-            ranks=_ranks(found),
+            ranks=ranks,
             because=(followed, place),
-            remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
+            remedy=f'Remove the line, or write os.environ.setdefault("{first.name}", ...), which keeps what is there.',
         )
-    elsewhere: dict[tuple[str, int], list[Wait]] = {}
-    for wait in record.waits:
-        if wait.meets_elsewhere:
-            elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
-    for (method, site), waits in elsewhere.items():
-        place = site_location(record.site(site))
+    elsewhere = (wait for wait in record.waits if wait.meets_elsewhere)
+    for (wait, *_), place, ranks in _by_line(record, elsewhere, lambda one: one.meets_elsewhere):
         yield Verdict(
-            sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
+            sentence=f"the launcher's ranks have their rendezvous at {wait.meets_elsewhere}, an address of the script",
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=(followed, place),
             remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
         )
@@ -251,25 +248,24 @@ def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
     yield from _ports_in_use(record)
 
 
-def _same(one: str, other: str) -> bool:
-    """Return whether two values lead to one place: this machine has several names for itself."""
-    return one == other or {one, other} <= _HERE
+def _by_line(
+    record: RunRecord, rows: Iterable[Row], about: Callable[[Row], object] = lambda row: None
+) -> Iterator[tuple[list[Row], Location | None, tuple[int, ...]]]:
+    """Yield the rows of each line, those about the same thing together, with the line and their ranks."""
+    for found in grouped(rows, lambda row: (about(row), row.site)).values():
+        place = site_location(record.site(found[0].site))
+        yield found, place, tuple(sorted({row.rank for row in found if row.rank >= 0}))
 
 
 def _taken(record: RunRecord) -> Iterator[Verdict]:
     """Numbers under which several ranks of a launcher join."""
-    places: dict[int, list[Wait]] = {}
-    for wait in record.waits:
-        if wait.rank_taken >= 0:
-            places.setdefault(wait.site, []).append(wait)
-    for site, waits in places.items():
+    for waits, place, ranks in _by_line(record, (wait for wait in record.waits if wait.rank_taken >= 0)):
         numbers = sorted({wait.rank_taken for wait in waits})
         taken = f"each of {rank_list(numbers)}" if len(numbers) > 1 else rank_list(numbers)
-        place = site_location(record.site(site))
         yield Verdict(
             sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=("no other rank joins as the remaining ones: init_process_group waits until its timeout", place),
             remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
         )
@@ -278,20 +274,18 @@ def _taken(record: RunRecord) -> Iterator[Verdict]:
 def _too_many(record: RunRecord) -> Iterator[Verdict]:
     """Groups for more ranks than a launcher starts, in the job as in its rehearsal."""
     started = record.job.ranks_of_job or record.job.ranks_expected
-    places: dict[tuple[int, int], list[Wait]] = {}
-    for wait in record.waits:
-        # Without a launcher the script knows its other nodes, and their ranks are started there.
-        if wait.ranks_asked > started and any(part.startswith("--nproc-per-node") for part in record.job.command):
-            places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
-    for (asked, site), waits in places.items():
+    if not any(part.startswith("--nproc-per-node") for part in record.job.command):
+        return  # Without a launcher the script knows its other nodes, and their ranks are started there.
+    more = (wait for wait in record.waits if wait.ranks_asked > started)
+    for waits, place, ranks in _by_line(record, more, lambda one: one.ranks_asked):
+        asked = waits[0].ranks_asked
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
-        place = site_location(record.site(site))
         yield Verdict(
             sentence=(
                 f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
             ),
             locations=place,
-            ranks=_ranks(waits),
+            ranks=ranks,
             because=(
                 "init_process_group would wait for them until its timeout; here it was created for those present",
                 place,
@@ -318,7 +312,7 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
     places: dict[Location | None, tuple[str, tuple[int, ...]]] = {}
     for wait, place in failed_initialisations(record):
         if _IN_USE.search(wait.error):
-            places.setdefault(place, (wait.error, _ranks([wait])))
+            places.setdefault(place, (wait.error, (wait.rank,) if wait.rank >= 0 else ()))
     for failure in named_failures(record, "port-in-use"):
         places.setdefault(failure.location, (failure.message, failure.ranks))
     for place, (message, ranks) in places.items():
@@ -336,5 +330,143 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
         )
 
 
-def _ranks(found: list[Setting] | list[Wait]) -> tuple[int, ...]:
-    return tuple(sorted({entry.rank for entry in found if entry.rank >= 0}))
+# Ranks that get too little of their machine: of its cores, or of its shared memory.
+
+WATCHED_AT_LEAST_NS = 20_000_000_000
+WAITED_SHARE = 0.2
+"""Share of the time in which a main thread could run and no core was free."""
+THREADS_PER_CORE = 1.5
+FULL_BELOW_SHARE = 0.1
+FULL_BELOW_BYTES = 256 << 20
+
+
+def core_pressure(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the ranks whose main threads wait for a core, where the job itself runs more threads than there are cores.
+
+    What other programs do to the cores is not the job's, and neither is a short moment.
+    """
+    watched = [use for use in record.host_uses if use.watched_ns >= WATCHED_AT_LEAST_NS and use.cores]
+    waiting = [use for use in watched if use.main_waited_ns >= WAITED_SHARE * use.watched_ns]
+    busy, cores = sum(use.busy_threads for use in watched), max((use.cores for use in watched), default=0)
+    if not waiting or busy < THREADS_PER_CORE * cores:
+        return
+    ranks = tuple(use.rank for use in waiting)
+    share = sum(use.main_waited_ns / use.watched_ns for use in waiting) / len(waiting)
+    yield Verdict(
+        sentence=f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {100 * share:.0f}% of the time for a free core",
+        remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
+        ranks=ranks,
+        because=(f"the job keeps {busy} threads busy on {cores} cores", None),
+    )
+
+
+def full_shared_memory(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the ranks whose workers ran out of shared memory, and those that use one that is almost full."""
+    for failure in named_failures(record, "shared-memory"):
+        yield Verdict(
+            sentence=f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
+            locations=failure.location,
+            ranks=failure.ranks,
+            because=(f"{failure.type}: {failure.message}", failure.location),
+        )
+    full = [
+        use
+        for use in record.host_uses
+        if use.maps_shared_memory
+        and use.shared_memory_free_bytes < min(FULL_BELOW_BYTES, FULL_BELOW_SHARE * use.shared_memory_bytes)
+    ]
+    if full:
+        least = min(full, key=lambda use: use.shared_memory_free_bytes)
+        free, size = least.shared_memory_free_bytes >> 20, least.shared_memory_bytes >> 20
+        yield Verdict(
+            sentence=f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
+            ranks=tuple(use.rank for use in full),
+            because=(f"{free:,} MiB of {size:,} MiB were free", None),
+        )
+
+
+def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the uses of GPU 0 by several ranks of one node, none of which chooses a GPU.
+
+    Refuted where each has its own. Processes that see one GPU each are left out: there GPU 0 is another in each.
+    """
+    if _sees_one_gpu(record):
+        return
+    uses = grouped((use for use in record.device_uses if not use.forked), lambda use: use.rank)
+    for node in grouped(record.ranks, lambda rank: rank.node).values():
+        ranks = tuple(rank.rank for rank in node)
+        own = [uses.get(rank, []) for rank in ranks]
+        if len(ranks) < 2 or not all(own):
+            continue
+        first = [found[0] for found in own]
+        location = site_location(record.site(first[0].site))
+        on_first = all(use.index == 0 and not use.was_set for found in own for use in found)
+        if location is not None and on_first and all(use.how == "current" for use in first):
+            yield Verdict(
+                sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process selects its own",
+                locations=location,
+                ranks=ranks,
+                because=tuple(
+                    (f"rank {use.rank} put its first tensor on the current GPU, {use.index}", location) for use in first
+                ),
+            )
+        elif len({use.index for use in first}) == len(first):
+            yield from _apart(record, [use for found in own for use in found])
+
+
+def barriers_before_choice(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the barriers of NCCL jobs that come before the process chooses the GPU on which they are to run."""
+    asked = [wait for wait in record.waits if wait.kind == "init_process_group" and not wait.error]
+    if not asked or any(wait.named_device for wait in asked) or not all("nccl" in wait.backend for wait in asked):
+        return
+    choosing = {choice.rank for choice in record.device_choices if choice.chosen}
+    early = (choice for choice in record.device_choices if not choice.chosen and choice.rank in choosing)
+    for _, place, ranks in _by_line(record, early):
+        yield Verdict(
+            sentence="this barrier runs on the current GPU, and the process selects its GPU only afterwards",
+            locations=place,
+            ranks=ranks,
+        )
+
+
+def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[Verdict]:
+    for place in dict.fromkeys(site_location(record.site(use.site)) for use in uses if use.how == "current"):
+        yield Verdict(wrong=False, sentence="each rank of the node had its own current GPU here", locations=place)
+
+
+def _sees_one_gpu(record: RunRecord) -> bool:
+    name = "CUDA_VISIBLE_DEVICES"
+    told = [setting.value for setting in record.settings if setting.name == name and not setting.removed]
+    outside = record.job.environment.get(name)
+    return any(value.count(",") == 0 for value in (*told, *(() if outside is None else (outside,))))
+
+
+# Forked processes that use what does not survive a fork.
+
+
+def broken_forks(record: RunRecord) -> Iterator[Verdict]:
+    """Yield what forked processes did, or died of, once for each line."""
+    for failure in named_failures(record, "cuda-after-fork"):
+        yield Verdict(
+            sentence=f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
+            locations=failure.location,
+            ranks=failure.ranks,
+            because=(failure.message, failure.location),
+        )
+    forked = sorted((use for use in record.device_uses if use.forked), key=lambda use: use.site)
+    for _, place, ranks in _by_line(record, forked):
+        yield Verdict(
+            sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
+            locations=place,
+            ranks=ranks,
+            because=("the forked process put a tensor on a GPU here, as had its parent before the fork", place),
+        )
+    for uses, place, ranks in _by_line(record, sorted(record.forked_uses, key=lambda use: use.site)):
+        yield Verdict(
+            sentence=f"a forked process of {rank_list(ranks)} calls {uses[0].kind}, and the process group does not "
+            "survive a fork",
+            locations=place,
+            ranks=ranks,
+            because=("the forked process reached this call", place),
+            remedy="Call collectives in the ranks' own processes only.",
+        )

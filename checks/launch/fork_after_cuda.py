@@ -26,8 +26,6 @@ References
     https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 
@@ -40,7 +38,7 @@ CHECK = Check(
 )
 
 in_run = CHECK.judged_by(
-    "checks.launch.devices_run",
+    "checks.launch.environment_run",
     "broken_forks",
     "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop.",
 )

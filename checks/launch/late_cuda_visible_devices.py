@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.launch.device_choice_source import late_visibilities
+from ddpdoctor.checks.launch.missing_set_device import late_visibilities
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 

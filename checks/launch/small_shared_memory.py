@@ -22,8 +22,6 @@ References
     https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 
@@ -36,4 +34,4 @@ CHECK = Check(
 )
 _REMEDY = "Start the container with --ipc=host or a larger --shm-size, or use fewer workers."
 
-in_run = CHECK.judged_by("checks.launch.devices_run", "full_shared_memory", _REMEDY)
+in_run = CHECK.judged_by("checks.launch.environment_run", "full_shared_memory", _REMEDY)

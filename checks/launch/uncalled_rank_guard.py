@@ -31,9 +31,9 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.fix import Fix, after, fix_of
+from ddpdoctor.fix import Fix, after, fix_of, node_at
 from ddpdoctor.source.script.call_graph import mentions_of
-from ddpdoctor.source.script.module import Module, all_once, descend, once
+from ddpdoctor.source.script.module import Module, all_once, descend, last_name, once
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
 CHECK = Check(
@@ -51,7 +51,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             definition = _function(script, module, node)
             if definition is None:
                 continue
-            text, last = module.excerpt(node), node.id if isinstance(node, ast.Name) else node.attr
+            text, last = module.excerpt(node), last_name(node)
             outcome = "never equal to a number" if compared else "always true"
             known = definition is not _NO_LOCATION
             yield CHECK.finding(
@@ -76,22 +76,10 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     It is not safe where the function wants arguments, or where what now runs on every rank may contain a collective:
     called on one rank only, that would hang.
     """
-    for module in script.modules:
-        if finding.location is None or str(module.path) != finding.location.file:
-            continue
-        guard = _expression_at(module, finding.location)
-        if guard is None:
-            return
+    named, owned = node_at(script, finding, ast.Name), node_at(script, finding, ast.Attribute)
+    for module, guard in filter(None, (named, owned)):
         safe = _needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard)
         yield from fix_of(finding, f"call {module.excerpt(guard)}()", after(module, guard, "()"), safe=safe)
-        return
-
-
-def _expression_at(module: Module, place: Location) -> ast.expr | None:
-    for node in module.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and node.lineno == place.line and module.location(node) == place:
-            return node
-    return None
 
 
 def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Finding) -> bool:
@@ -108,10 +96,8 @@ def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Fin
 
 def _takes_nothing(script: Script, place: Location, *, method: bool) -> bool:
     for module in script.modules:
-        if str(module.path) != place.file:
-            continue
-        for node in module.nodes:
-            if isinstance(node, ast.FunctionDef) and node.lineno == place.line:
+        for node in module.index.of(ast.FunctionDef) if str(module.path) == place.file else ():
+            if node.lineno == place.line:
                 arguments = node.args
                 needed = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
                 bound = method and isinstance(module.parents.get(node), ast.ClassDef)
@@ -128,11 +114,8 @@ def _holds_collectives(script: Script, module: Module, guard: ast.expr) -> bool:
     leading = mentions_of(script.modules).synchronising | _COLLECTIVE_NAMES
     for part in (*statement.body, *statement.orelse):
         for node in ast.walk(part):
-            if isinstance(node, ast.Call):
-                function = node.func
-                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-                if name in leading:
-                    return True
+            if isinstance(node, ast.Call) and last_name(node.func) in leading:
+                return True
     return False
 
 
@@ -173,7 +156,7 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
         operands = [node.left]
     for operand in operands:
         if isinstance(operand, (ast.Name, ast.Attribute)):
-            name = operand.id if isinstance(operand, ast.Name) else operand.attr
+            name = last_name(operand)
             if name.startswith(_PREFIXES) or is_first_rank_name(name) or name in _functions(module):
                 yield operand, isinstance(node, ast.Compare)
 
@@ -196,7 +179,7 @@ def _is_number(node: ast.expr) -> bool:
 
 def _function(script: Script, module: Module, node: ast.Name | ast.Attribute) -> Location | None:
     """Return where the function is defined that a name certainly means; ``_NO_LOCATION`` outside of the project."""
-    last = node.id if isinstance(node, ast.Name) else node.attr
+    last = last_name(node)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return _method(module, node)
     if isinstance(node, ast.Name):
@@ -213,7 +196,7 @@ def _function(script: Script, module: Module, node: ast.Name | ast.Attribute) ->
     if other is not None:
         found = [inner for inner in other.tree.body if _defines(inner, name)]
         return _if_about_ranks(other, found[-1]) if found and not _is_rebound(other, name) else None
-    if full and is_first_rank_name(last) and _is_called(script, full):
+    if full and is_first_rank_name(last) and any(full == name for one in script.modules for _, name in one.calls()):
         return _NO_LOCATION
     return None
 
@@ -240,11 +223,7 @@ def _is_predicate(definition: ast.FunctionDef) -> bool:
 
 
 def _word(node: ast.AST) -> object:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+    return node.value if isinstance(node, ast.Constant) else last_name(node)
 
 
 def _is_plain(definition: ast.FunctionDef) -> bool:
@@ -289,7 +268,3 @@ def _rebound(module: Module) -> frozenset[str]:
     taken = {argument.arg for argument in module.index.of(ast.arg)}
     inner = {function.name for function in module.index.of(ast.FunctionDef) if id(function) not in top}
     return frozenset(assigned | taken | inner)
-
-
-def _is_called(script: Script, full: str) -> bool:
-    return any(name == full for module in script.modules for _, name in module.calls())

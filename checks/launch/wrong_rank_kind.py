@@ -35,7 +35,7 @@ import msgspec
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     RANKS,
@@ -72,10 +72,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report one finding for each kind of mix-up, with the places where it occurs; advice where no two nodes can be."""
     projection = whole_projection(script)
     milder = Severity.ADVICE if is_single_node(projection) else None
-    kinds: dict[str, list[RankMixUp]] = {}
-    for mix_up in rank_mix_ups(projection):
-        kinds.setdefault(mix_up.use, []).append(mix_up)
-    for mix_ups in kinds.values():
+    for mix_ups in grouped(rank_mix_ups(projection), lambda mix_up: mix_up.use).values():
         first = mix_ups[0]
         yield CHECK.finding(
             f"{first.given} is used as {first.use}: {first.holds}",
@@ -242,10 +239,7 @@ def _tasks_for_ranks(projection: Projection) -> Iterator[RankMixUp]:
 def _fills_for_one_node(projection: Projection, event: Event) -> bool:
     """Return whether a list of tensors is as long as a node has GPUs or ranks: ``for _ in range(device_count())``."""
     node = event.node
-    if not isinstance(node, ast.Call):
-        return False
-    name, position = _LISTS[event.name]
-    filled = argument_of(node, name, position)
+    filled = argument_of(node, *_LISTS[event.name])
     if filled is None:
         return False
     ranges = (one for one in made_from(filled, event.module.body_around(node)) if isinstance(one, ast.Call))

@@ -32,7 +32,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, RunRecord, Script, Verdict
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity, grouped
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -92,10 +92,8 @@ def _given(
 
 def wrong_sampler_ranks(projection: Projection) -> Iterator[Verdict]:
     """Samplers with a rank or a number of replicas that cannot be right for every rank of the job."""
-    made: dict[ast.AST, list[Event]] = {}
-    for event in projection.events:
-        if event.kind == "sampler" and event.name == DISTRIBUTED_SAMPLER:
-            made.setdefault(event.node, []).append(event)
+    samplers = (one for one in projection.events if one.kind == "sampler" and one.name == DISTRIBUTED_SAMPLER)
+    made = grouped(samplers, lambda event: event.node)
     seen: set[ast.AST] = set()
     for sampler in projection.in_course("sampler"):
         if sampler.node in seen or sampler.node not in made:

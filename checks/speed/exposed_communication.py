@@ -35,14 +35,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, RunRecord
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.performance.exposure import Exposure
-    from ddpdoctor.diagnosis.performance.summary import Traffic
+from ddpdoctor.check import Check, Reason, RunRecord
+from ddpdoctor.diagnosis.performance.exposure import Exposure, exposures, unhidden
+from ddpdoctor.diagnosis.performance.summary import Traffic
+from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text, site_location
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 
 CHECK = Check(
     code="DDP401",
@@ -84,8 +82,6 @@ _MENDED: dict[str, tuple[str, ...]] = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the kinds of communication that take too much of the step."""
-    from ddpdoctor.diagnosis.performance.exposure import exposures
-
     for exposure in exposures(record):
         yield CHECK.finding(
             _title(exposure),
@@ -93,16 +89,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=_remedy(exposure, record),
             what_if=() if _shards(exposure) else _MENDED[exposure.kind],
             locations=_lines(record) if exposure.kind == "explicit" else (),
-            evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
+            because=tuple(map(_fact, exposure.traffic[:4])),
         )
     yield from _unhidden(record)
 
 
 def _unhidden(record: RunRecord) -> Iterator[Finding]:
     """Advise about communication that backward could have hidden, with its buckets."""
-    from ddpdoctor.diagnosis.performance.exposure import unhidden
-    from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text
-
     found = unhidden(record)
     if found is None:
         return
@@ -154,8 +147,6 @@ def _shards(exposure: Exposure) -> bool:
 
 def _of_shards(exposure: Exposure) -> str:
     """Return the remedy by the units that were gathered: one for all, many small ones, or some that just are large."""
-    from ddpdoctor.diagnosis.wording import bytes_text
-
     gathers = [entry for entry in exposure.traffic if entry.kind.startswith("all_gather")]
     calls = sum(entry.calls_per_step for entry in gathers)
     if calls <= _GATHERS_OF_ONE_UNIT:
@@ -168,8 +159,6 @@ def _of_shards(exposure: Exposure) -> str:
 
 def _lines(record: RunRecord) -> tuple[Location, ...]:
     """Return the lines of the user's collectives, those with the most calls first."""
-    from ddpdoctor.diagnosis.wording import site_location
-
     calls: dict[Location, int] = {}
     for track in record.call_tracks:
         for site in track.site:
@@ -180,8 +169,6 @@ def _lines(record: RunRecord) -> tuple[Location, ...]:
 
 
 def _title(exposure: Exposure) -> str:
-    from ddpdoctor.diagnosis.wording import milliseconds_text
-
     part = f"{exposure.share:.0%} of the step ({milliseconds_text(exposure.exposed_ns)} of "
     part += f"{milliseconds_text(exposure.step_ns)})"
     if exposure.kind == "uneven":
@@ -194,9 +181,7 @@ def _title(exposure: Exposure) -> str:
     return f"collectives outside of backward ({', '.join(names[:3])}) take {part}"
 
 
-def _fact(entry: Traffic) -> Fact:
-    from ddpdoctor.diagnosis.wording import bytes_text
-
+def _fact(entry: Traffic) -> Reason:
     calls = f"{entry.calls_per_step:.3g}"
     noun = ("bucket" if entry.kind == "gradients" else "call") + "s" * (calls != "1")
     text = f"{entry.kind} of {entry.group}: {bytes_text(round(entry.bytes_per_step))} in {calls} {noun} a step"
@@ -204,4 +189,4 @@ def _fact(entry: Traffic) -> Fact:
     if entry.bus_bandwidth_bytes_per_s is not None:
         numbers["bus_bandwidth_bytes_per_s"] = entry.bus_bandwidth_bytes_per_s
         text += f", at least {bytes_text(round(entry.bus_bandwidth_bytes_per_s))}/s on the bus"
-    return Fact(text=text, basis="run", numbers=numbers)
+    return text, None, numbers

@@ -25,11 +25,9 @@ References
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 
 CHECK = Check(code="DDP409", name="gpu-throttled", severity={"run": Severity.WARNING}, needs=frozenset({"gpus"}))
 
-in_run = CHECK.judged_by("checks.speed.gpus_run", "throttled_gpus")
+in_run = CHECK.judged_by("checks.speed.steps_run", "throttled_gpus")

@@ -30,9 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.speed.input_speed_source import reads_in_every_step
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.checks.speed.input_bound import reads_in_every_step
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
 
 CHECK = Check(
@@ -48,10 +47,8 @@ _REMEDY = "Add up detached tensors on the GPU, and read them every 50 steps or o
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report reads from the GPU in every step, one finding a file."""
-    files: dict[str, list[Event]] = {}
-    for event in reads_in_every_step(whole_projection(script)):
-        files.setdefault(str(event.module.path), []).append(event)
-    for events in files.values():
+    reads = reads_in_every_step(whole_projection(script))
+    for events in grouped(reads, lambda event: str(event.module.path)).values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
         read = events[0].name
         called = read.removeprefix("builtins.") if read.startswith("builtins.") else f".{read}"

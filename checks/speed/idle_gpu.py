@@ -27,8 +27,6 @@ References
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 
@@ -36,4 +34,4 @@ CHECK = Check(
     code="DDP405", name="idle-gpu", severity={"run": Severity.WARNING}, needs=frozenset({"gpus", "step_tracks"})
 )
 
-in_run = CHECK.judged_by("checks.speed.gpus_run", "idle_gpus")
+in_run = CHECK.judged_by("checks.speed.steps_run", "idle_gpus")

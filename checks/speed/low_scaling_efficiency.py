@@ -22,8 +22,6 @@ References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
 """
 
-from __future__ import annotations
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Severity
 

@@ -72,7 +72,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     """Report lines that run many small collectives a step, and clear those that run few, or carry much."""
-    from ddpdoctor.checks.speed.small_collectives_run import live_lines, rehearsed_lines
+    from ddpdoctor.checks.speed.steps_run import live_lines, rehearsed_lines
 
     lines = live_lines if record.job.kind == "run" else rehearsed_lines
     yield from CHECK.judged(record.job.kind, lines(record), _REMEDY)

@@ -79,7 +79,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             yield found
 
 
-in_run = CHECK.judged_by("checks.speed.mesh_run", "shards_across_nodes", IN_ORDER)
+in_run = CHECK.judged_by("checks.speed.steps_run", "shards_across_nodes", IN_ORDER)
 
 
 def _of_replicas(use: MeshUse) -> Finding | None:

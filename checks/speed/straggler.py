@@ -29,13 +29,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Reason, RunRecord
+from ddpdoctor.diagnosis.performance.stragglers import Loss, standing, straggler
+from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
 from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.performance.stragglers import Loss
 
 CHECK = Check(
     code="DDP403",
@@ -82,9 +80,6 @@ _LOSSES = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that the others wait for."""
-    from ddpdoctor.diagnosis.performance.stragglers import standing, straggler
-    from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
-
     late = straggler(record)
     if late is None:
         return
@@ -137,8 +132,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _lost(ranks: tuple[int, ...], loss: Loss) -> str:
-    from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
-
     who, lost, on_others = rank_list(ranks), milliseconds_text(loss.ns), milliseconds_text(loss.elsewhere_ns)
     if loss.to == "cores":
         return f"{who} {verb(ranks, 'waits', 'wait')} {lost} of a step for a free core, and the others {on_others}"

@@ -31,9 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.state.loads_source import callers
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.checks.state.load_without_map_location import callers
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, unreduced_logs
 
@@ -48,9 +47,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what rank 0 says of its own batches, one finding a file."""
-    files: dict[str, list[Event]] = {}
-    for event in local_metrics(whole_projection(script)):
-        files.setdefault(str(event.module.path), []).append(event)
+    files = grouped(local_metrics(whole_projection(script)), lambda event: str(event.module.path))
     logged = list(unreduced_logs(whole_projection(script)))
     if logged:
         yield CHECK.finding(
@@ -80,5 +77,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
             locations=tuple(event.location for event in events),
-            evidence=callers(events, "it is reported here for this caller"),
+            because=callers(events, "it is reported here for this caller"),
         )

@@ -29,9 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
-from ddpdoctor.checks.state.loads_source import callers
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.checks.state.load_without_map_location import callers
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import lines_of_every_rank
 
@@ -49,15 +48,13 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what every rank prints or tracks, one finding a file."""
-    files: dict[str, list[Event]] = {}
-    for event in lines_of_every_rank(whole_projection(script)):
-        files.setdefault(str(event.module.path), []).append(event)
-    for events in files.values():
+    lines = lines_of_every_rank(whole_projection(script))
+    for events in grouped(lines, lambda event: str(event.module.path)).values():
         events.sort(key=lambda event: (not event.loops, getattr(event.node, "lineno", 0)))  # What repeats is worse.
         title = "every rank prints, shows or tracks this"
         yield CHECK.finding(
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
             remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
             locations=tuple(event.location for event in events),
-            evidence=callers(events, "every rank comes to it by this caller"),
+            because=callers(events, "every rank comes to it by this caller"),
         )

@@ -41,8 +41,7 @@ import msgspec
 
 from ddpdoctor.check import Check, Script, Verdict
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Frame, Location, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.finding import Finding, Frame, Location, Severity, grouped
 from ddpdoctor.source.interpreter.scopes import SIZES
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -124,10 +123,8 @@ def lone_files(projection: Projection) -> Iterator[Verdict]:
     """Yield the reads of files that are named by the rank and that some of the reading ranks never write."""
     if not is_distributed(projection):
         return
-    written: dict[str, list[FileUse]] = {}
-    for use in opened_to_write(projection):
-        if is_varying(use.path):
-            written.setdefault(name_of(projection, use), []).append(use)
+    own = (use for use in opened_to_write(projection) if is_varying(use.path))
+    written = grouped(own, lambda use: name_of(projection, use))
     seen: set[str] = set()
     for use in reads(projection) if any(RANK in name for name in written) else ():
         name = name_of(projection, use) if is_varying(use.path) else ""
@@ -251,7 +248,9 @@ def name_of(projection: Projection, use: FileUse) -> str:
     """Return how the code makes the path of a file, as far as it can be followed: texts, and names in braces."""
     if use.node is None:
         return ""
-    return _Names(projection.machine.script.modules).text(use.node, _Place(use.event.module, _around(use.event), use))
+    module = use.event.module
+    place = _Place(module, module.body_around(use.event.node), use)
+    return _Names(projection.machine.script.modules).text(use.node, place)
 
 
 class _Place(msgspec.Struct, frozen=True, eq=False):
@@ -265,10 +264,6 @@ class _Place(msgspec.Struct, frozen=True, eq=False):
     """… of which this is what its parameters are."""
     depth: int = 0
     """How far up the chain."""
-
-
-def _around(event: Event) -> ast.AST:
-    return event.module.body_around(event.node)
 
 
 class _Names:

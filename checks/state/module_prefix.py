@@ -33,7 +33,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, argument_of
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP
 
@@ -145,10 +145,5 @@ def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
 
 
 def _source(event: Event, name: str, position: int) -> str:
-    call = event.node
-    if not isinstance(call, ast.Call):
-        return ""
-    for entry in call.keywords:
-        if entry.arg == name:
-            return event.module.excerpt(entry.value, 60)
-    return event.module.excerpt(call.args[position], 60) if position < len(call.args) else ""
+    node = argument_of(event.node, name, position)
+    return "" if node is None else event.module.excerpt(node, 60)

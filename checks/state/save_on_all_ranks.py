@@ -24,13 +24,12 @@ References
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script, Via
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
+from ddpdoctor.source.queries.files import appended_files, shared_saves
 
 CHECK = Check(
     code="DDP601",
@@ -46,11 +45,8 @@ MAXIMUM_PLACES = 5
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report writes that every rank reaches with one path; those that one test would guard as one finding."""
-    blocks: dict[ast.AST, list[SharedSave]] = {}
-    for save in shared_saves(whole_projection(script)):
-        if save.by == "all":
-            blocks.setdefault(save.event.module.block_around(save.event.node), []).append(save)
-    for save, *others in blocks.values():
+    saves = (save for save in shared_saves(whole_projection(script)) if save.by == "all")
+    for save, *others in grouped(saves, lambda one: one.event.module.block_around(one.event.node)).values():
         more = f" and {len(others)} more {'file' if len(others) == 1 else 'files'}" if others else ""
         yield CHECK.finding(
             f"every rank writes {save.path}{more}, and the path does not depend on the rank",
@@ -72,7 +68,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 in_run = CHECK.judged_by(
-    "checks.state.save_on_all_ranks_run",
+    "diagnosis.files",
     "judge_writers",
     "Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the file; "
     "or include the rank in the path.",

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ddpdoctor.check import Check, Script, Verdict
-from ddpdoctor.checks.state.loads_source import may_be_one_path
+from ddpdoctor.checks.state.load_without_map_location import may_be_one_path
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event

@@ -41,8 +41,8 @@ import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Restart, RunRecord, Script, TooLittleEvidence, Verdict
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.check import Check, Reason, Restart, RunRecord, Script, TooLittleEvidence, Verdict
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -104,7 +104,7 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             basis="rehearsal",
             remedy=_REMEDIES["torn"],
             locations=site_location(first.site(over.site)),
-            evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
+            because=(f"when it was saved after step {over.step}, no other file of its size was there", None),
             severity=Severity.WARNING,
         )
     if compared.gap:
@@ -141,30 +141,26 @@ def _found(
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint{where}. "
         loaded_first = found.saved and found.what not in ("torn", "place", "again", "late", "signal")
         places = (load_place, save_place) if loaded_first else (save_place, load_place)
-        told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
+        told: list[Reason] = [(text, None) for text in (how, *found.facts)]
         if missing:
-            told += _told((f"the state of {state} is not saved: no key of the checkpoint holds it",))
+            told.append((f"the state of {state} is not saved: no key of the checkpoint holds it", None))
         if save is not None:
-            told.append(Fact(text="the checkpoint is saved here", basis="rehearsal", location=save_place))
+            told.append(("the checkpoint is saved here", save_place))
         if loads:
-            told.append(Fact(text="it is loaded here", basis="rehearsal", location=load_place))
+            told.append(("it is loaded here", load_place))
         yield CHECK.finding(
             found.title,
             basis="rehearsal",
             remedy=_in_own_code(_REMEDIES[found.what].format(save=missing), to_load),
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
-            evidence=tuple(told),
+            because=told,
             severity=Severity.WARNING if found.what in ("ranks", "late", "gradient", "random") else None,
         )
 
 
 def _in_own_code(remedy: str, code: str) -> str:
     return f"{remedy.removesuffix('.')}: `{code}`." if code else remedy
-
-
-def _told(texts: Iterable[str]) -> list[Fact]:
-    return [Fact(text=text, basis="rehearsal") for text in texts]
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -288,9 +284,7 @@ class _States:
         )
 
     def without_optimizer(self) -> Event | None:
-        """Return where the only optimizer is made, if it keeps something that is saved in no way, and weights are
-        loaded.
-        """
+        """Return where the only optimizer is made, if weights are loaded and what it keeps is saved in no way."""
         made = list(optimizers(whole_projection(self._script)))
         if len(made) != 1 or _keeps_nothing(made[0]) or not self._all_known:
             return None

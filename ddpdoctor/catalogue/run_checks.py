@@ -85,7 +85,7 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
     for entry in entries:
         check = load(entry)
         if check.in_run is not None and record.job.kind in check.check.severity:
-            results.append(_look_at_run(_said_nothing(entry.code, entry.name, ""), check, check.in_run, record))
+            results.append(_look_at_run(_said_nothing(entry.code, entry.name, ""), check, record))
     return tuple(results)
 
 
@@ -187,7 +187,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
         return result
     if record is None:
         return msgspec.structs.replace(result, gap=result.gap or "there was no rehearsal")
-    return _look_at_run(result, check, check.in_run, record)
+    return _look_at_run(result, check, record)
 
 
 def _with_subjects(result: CheckResult, entry: CatalogueEntry, script: Script, *, triggered: bool) -> CheckResult:
@@ -204,18 +204,14 @@ def _with_subjects(result: CheckResult, entry: CatalogueEntry, script: Script, *
     return msgspec.structs.replace(result, nothing=seen.nothing, gap=seen.gap, unfollowed=bool(seen.gap))
 
 
-def _look_at_run(
-    result: CheckResult,
-    check: LoadedCheck,
-    in_run: Callable[[RunRecord], Iterator[FoundInRun]],
-    record: RunRecord,
-) -> CheckResult:
+def _look_at_run(result: CheckResult, check: LoadedCheck, record: RunRecord) -> CheckResult:
+    assert check.in_run is not None
     missing = _missing_evidence(check, record)
     if missing and any(record.stream(name).state == "absent" for name in check.check.needs_of(record.job.kind)):
         asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
         return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
-    heard = _ask(in_run, record)
-    elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
+    heard = _ask(check.in_run, record)
+    elsewhere = [item for one in record.other_starts for item in _ask(check.in_run, one).yielded]
     # One start of the ranks says nothing of what another has shown.
     yielded = (*heard.yielded, *(item for item in elsewhere if not isinstance(item, Refuted)))
     return msgspec.structs.replace(

@@ -258,8 +258,7 @@ def judged_codes(
     """
     whole = {result.code for result in results if not result.gap and not result.crashed}
     if static or cut_short:
-        of_source = {entry.code for entry in entries if entry.in_source}
-        whole = {code for code in whole & of_source if _only_source(entries, code)}
+        whole &= {entry.code for entry in entries if entry.in_source and entry.code in whole and not load(entry).in_run}
     return frozenset(whole)
 
 
@@ -303,10 +302,6 @@ def _hint(catalogue: Catalogue, word: str) -> str:
         return "; " + next(gone_notes(catalogue, (word,)))
     question, found, _ = suggestion(catalogue, word).partition("? ")
     return f"; {question[0].lower()}{question[1:]}?" if found else ""
-
-
-def _only_source(entries: Sequence[CatalogueEntry], code: str) -> bool:
-    return next(load(entry).in_run is None for entry in entries if entry.code == code)
 
 
 def _per_file(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -39,7 +39,7 @@ def in_source(script):
 def test_the_built_in_checks_are_listed_without_importing_them() -> None:
     before = {name for name in sys.modules if name.startswith("ddpdoctor.checks.")}
     catalogue = read_catalogue()
-    assert {entry.code for entry in catalogue.entries} >= set(checks.BUILT_IN)
+    assert {entry.code for entry in catalogue.entries} >= set(checks.INDEX)
     assert {name for name in sys.modules if name.startswith("ddpdoctor.checks.")} == before
 
 
@@ -127,8 +127,8 @@ def test_a_check_that_went_is_found_as_the_one_that_reports_it_now() -> None:
 
 
 def test_a_code_that_went_is_given_to_no_other_check_and_its_successor_is_there() -> None:
-    assert not checks.GONE.keys() & checks.BUILT_IN.keys()
-    assert {went.into for went in checks.GONE.values()} - {""} <= checks.BUILT_IN.keys()
+    assert not checks.GONE.keys() & checks.INDEX.keys()
+    assert {went.into for went in checks.GONE.values()} - {""} <= checks.INDEX.keys()
     names = {entry.name for entry in read_catalogue().entries}
     assert not names & {went.name for went in checks.GONE.values()}
 
@@ -159,7 +159,7 @@ def test_a_broken_check_of_another_package_is_noted_and_skipped(site: Path, text
     (note,) = catalogue.notes
     assert note.startswith("the check 'broken_check' of another-package was skipped: ")
     assert reason in note
-    assert {entry.code for entry in catalogue.entries} == set(checks.BUILT_IN)
+    assert {entry.code for entry in catalogue.entries} == set(checks.INDEX)
 
 
 def test_metadata_is_only_read_when_a_package_names_the_group(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

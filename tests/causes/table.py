@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.checks import BUILT_IN
 from tests.causes.judge import EXPLAINED, worse_than_static
 from tests.check_command import check
 from tests.checks.case_blocks import cases_of
 from tests.faults.cases import FAULTS
 from tests.grid.cases import grid
+from tests.index_of_checks import BUILT_IN
 
 CHECKS = Path(__file__).parents[2] / "checks"
 

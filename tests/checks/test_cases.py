@@ -10,10 +10,10 @@ import pytest
 
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
-from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import Script, read_script, uses_part
 from tests.checks.case_blocks import Case, Mark, cases_of
+from tests.index_of_checks import BUILT_IN, READ_IN_SOURCE
 
 CHECKS = Path(__file__).parents[2] / "checks"
 FILES = sorted(CHECKS.glob("*/*.md"))

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.finding import Fact, Finding, Gain, Severity
 from ddpdoctor.monitor.snapshot import StallView
 from tests.diagnosis.measured_job import MeasuredJob
+from tests.index_of_checks import STANDS_FOR
 
 COMPUTE = {"data_wait": 2.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 1.0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checks import BUILT_IN
+from tests.index_of_checks import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 _LOADED = re.compile(r'<(?:script|link|img|iframe|source)[^>]+(?:src|href)="(https?:[^"]+)"')

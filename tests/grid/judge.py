@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import Script, read_script
 from tests.grid.cases import ACTIONS, PLACES, SHAPES, TESTS, Case, grid
+from tests.index_of_checks import BUILT_IN
 
 CODES = ("DDP301", "DDP302", "DDP303", "DDP309", "DDP314")
 """The checks of divergences: a broken case is one finding of one of them."""

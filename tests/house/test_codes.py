@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.finding import Trouble
 from tests.house.test_layout import PACKAGE, python_files
+from tests.index_of_checks import STANDS_FOR
 
 LEFT = 16
 """Lines of the core that name a code, at most: the core's own findings (unused suppressions, the gate's) where they are

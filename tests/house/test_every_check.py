@@ -11,10 +11,10 @@ from pathlib import Path
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue
 from ddpdoctor.catalogue.write_index import check_files, checks_directory, index_text
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.model import STREAMS
 from ddpdoctor.report.explanation import SECTIONS, sections, summary
+from tests.index_of_checks import BUILT_IN
 
 CHECKS = Path(__file__).parents[2] / "checks"
 MAXIMUM_LINES = 600

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor import __version__
-from ddpdoctor.checks import BUILT_IN
+from tests.index_of_checks import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 WHEEL = f"ddpdoctor-{__version__}-py3-none-any.whl"

@@ -91,7 +91,7 @@ def test_a_quick_command_imports_nothing_heavy(
         (("--help",), 12, False),
         (("explain",), 28, False),
         (("explain", "DDP101"), 21, False),
-        (("check", "--static", "train.py"), 129, True),
+        (("check", "--static", "train.py"), 126, True),
     ],
     ids=str,
 )

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
-from ddpdoctor.checks import READ_IN_SOURCE
 from ddpdoctor.source.script.script import read_script
 from tests.checks.case_blocks import cases_of
+from tests.index_of_checks import READ_IN_SOURCE
 from tests.metamorphic.transforms import TRANSFORMS, in_comments, lines_of_origin
 
 CHECKS = Path(__file__).parents[2] / "checks"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from ddpdoctor.checks import READ_IN_SOURCE
+from tests.index_of_checks import READ_IN_SOURCE
 
 Files = dict[str, ast.Module]
 Transform = Callable[[Files], "Files | None"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.finding import Finding, Severity
@@ -12,6 +11,7 @@ from ddpdoctor.monitor.finding_hold import FORGOTTEN_AFTER_NS, LastStandstill
 from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat
+from tests.index_of_checks import STANDS_FOR
 
 STALL = StallView(title="rank 1 is stuck at train.py:3 while rank 0 waits", since_ns=5, sides=(), may_go_on=True)
 STUCK = Divergence(

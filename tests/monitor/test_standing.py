@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, FindingHold
+from tests.index_of_checks import STANDS_FOR
 
 SECOND_NS = 1_000_000_000
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
-from ddpdoctor.checks import READ_IN_SOURCE
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import read_script
 from tests.check_command import check
 from tests.checks.case_blocks import Case, Mend, cases_of
+from tests.index_of_checks import READ_IN_SOURCE
 
 CHECKS = Path(__file__).parents[2] / "checks"
 RUNS = Path(__file__).with_name("runs.md")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection
 from ddpdoctor.examine.one_script import ExamineRequest, conclude
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
 from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap
 from ddpdoctor.record.streams.training import OptimizerStep
+from tests.index_of_checks import STANDS_FOR
 
 SAMPLE = Path(__file__).parent / "sample"
 TRAIN = str(SAMPLE / "train.py")

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from ddpdoctor.check import Check, LoadedCheck
-from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.cli.main import main
 from ddpdoctor.finding import Severity
 from ddpdoctor.report.explanation import as_list, as_text, sections, summary
+from tests.index_of_checks import BUILT_IN
 from tests.report.golden import assert_golden
 
 DOCUMENTATION = """Ranks are counted from one,

@@ -7,9 +7,9 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
-from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import Script, read_script
+from tests.index_of_checks import BUILT_IN, READ_IN_SOURCE
 
 HEAD = """\
 import os

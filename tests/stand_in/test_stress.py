@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.one_script import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.findings import merge
 from tests.check_command import check
+from tests.index_of_checks import STANDS_FOR
 
 SCRIPT = """
 import math, os, time

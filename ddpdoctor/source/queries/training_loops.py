@@ -99,6 +99,15 @@ def feedings(projection: Projection) -> Iterator[Feeding]:
                     yield Feeding(loader, backward, loop, events, certain)
 
 
+def loop_of_epochs(feeding: Feeding) -> LoopAround | None:
+    """Return the innermost loop around the loop over the loader that makes more than one turn."""
+    if feeding.loop is None:
+        return None
+    position = next(i for i, loop in enumerate(feeding.backward.loops) if loop is feeding.loop)
+    outer = [loop for loop in feeding.backward.loops[:position] if not loop.once]
+    return outer[-1] if outer else None
+
+
 def _is_stepped(projection: Projection, backward: Event, loop: LoopAround | None) -> bool:
     """Return whether an optimizer may use the gradients of a backward: those of an attack are cleared before it steps.
 
