@@ -12,11 +12,18 @@ from pathlib import Path
 GOLDEN = Path(__file__).parent / "golden_files"
 
 
+_FROM_ELSEWHERE = re.compile(r"\n +@font-face \{[^}]*\}")
+_CLIPPED = re.compile(
+    r'<clipPath id="terminal-line-\d+">\s*<rect [^>]*/>\s*</clipPath>\s*| clip-path="url\(#terminal-line-\d+\)"'
+)
+
+
 def normalised(svg: str) -> str:
-    """Take from a picture what differs from one drawing to the next: the random prefix of its classes."""
+    """Take from a picture what differs from one drawing to the next, the random prefix of its classes, and what shows
+    nothing: the fonts that it would load from elsewhere, and a frame around each line, which its length keeps."""
     prefix = re.search(r"terminal-(\d+)-matrix", svg)
     assert prefix is not None, "this is no picture of a terminal"
-    return svg.replace(f"terminal-{prefix[1]}", "terminal")
+    return _CLIPPED.sub("", _FROM_ELSEWHERE.sub("", svg.replace(f"terminal-{prefix[1]}", "terminal")))
 
 
 def assert_picture(name: str, svg: str, directory: Path = GOLDEN) -> None:

@@ -18,14 +18,6 @@ from tests.tui.screens import UTF8, opened, text_of
 LIGHT = UTF8 | {"COLORFGBG": "0;15"}
 PLAIN = {"TERM": "linux", "LANG": "C"}
 ROOT = Path(__file__).parents[2]
-SIZES = ((140, 40), (100, 30), (80, 24), (60, 20))
-THEMES = {
-    "dark": UTF8,
-    "light": LIGHT,
-    "no-color": UTF8 | {"NO_COLOR": "1"},
-    "ascii": {"TERM": "xterm-256color", "LANG": "C"},
-}
-
 PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str, str]]] = {
     "overview-healthy": (runs.snapshot, "1", (120, 36), UTF8),
     "overview-straggler": (runs.straggler, "1", (120, 36), UTF8),
@@ -54,11 +46,10 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str
     "stall-light": (runs.stalled, "", (120, 30), LIGHT),
     "stall-none": (runs.snapshot, "6", (80, 24), UTF8),
     "help": (runs.snapshot, "?", (120, 24), UTF8),
-    **{
-        f"overview-{size[0]}-{theme}": (runs.straggler, "1", size, environment)
-        for size in SIZES
-        for theme, environment in THEMES.items()
-    },
+    "overview-140-light": (runs.straggler, "1", (140, 40), LIGHT),
+    "overview-100-no-color": (runs.straggler, "1", (100, 30), UTF8 | {"NO_COLOR": "1"}),
+    "overview-80-dark": (runs.straggler, "1", (80, 24), UTF8),
+    "overview-60-ascii": (runs.straggler, "1", (60, 20), {"TERM": "xterm-256color", "LANG": "C"}),
     **{
         f"{page}-narrow": (build, keys, (60, 20), UTF8)
         for page, build, keys in (
@@ -104,4 +95,4 @@ def test_a_picture_names_no_machine_and_no_moment() -> None:
     for path in (*GOLDEN.glob("*.svg"), ROOT / "docs" / "overview.svg"):
         text = path.read_text()
         assert not re.search(r"terminal-\d", text)
-        assert "/tmp" not in text and "@font-face" in text
+        assert "/tmp" not in text and "https://cdn" not in text
