@@ -50,7 +50,7 @@ from ddpdoctor.source.libraries.lightning import OF_ALL_RANKS, keys_logged
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
+from ddpdoctor.source.ranks.rank_local_values import FILE_QUERIES, agrees_by_name, origin_of
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import makes_sets
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
@@ -463,7 +463,7 @@ def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
                 continue
             asked = [one for one in made_from(test.test, body) if isinstance(one, ast.Call)]
             kinds = [kind for one in asked for kind, _ in origin_of(module.resolve(one.func))]
-            kinds += ["files" for one in asked if queries_file(last_name(one.func))]
+            kinds += ["files" for one in asked if last_name(one.func) in FILE_QUERIES]
             called = {last_name(one.func) for one in descend(body) if isinstance(one, ast.Call)}
             agreed = called & projection.machine.mentions.synchronising or any(map(agrees_by_name, called))
             kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None

@@ -43,8 +43,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
-from ddpdoctor.source.queries.lost_results import OF_FORM, lost_results, statements_after
 from ddpdoctor.source.queries.origins import NAMED, Origins, pairs_of
+from ddpdoctor.source.queries.shown_numbers import OF_FORM, lost_results, statements_after
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
 from ddpdoctor.source.vocabulary import COLLECTIVES

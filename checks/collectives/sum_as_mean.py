@@ -135,7 +135,7 @@ def _summed_twice(record: RunRecord, ranks: tuple[int, ...]) -> Iterator[Verdict
     pairs: dict[int, list[tuple[SummedTotal, SummedTotal]]] = {rank: [] for rank in ranks}
     for rows in alike.values():
         # More of them are a warm-up or a measurement; two groups may be two levels of a mesh.
-        if len(rows) == 2 and rows[0].group == rows[1].group:
+        if len(rows) == 2 and rows[0].own_group == rows[1].own_group:
             pairs[rows[0].rank].append((rows[0], rows[1]))
     by_lines: dict[tuple[int, int], list[tuple[tuple[SummedTotal, SummedTotal], ...]]] = {}
     for each in zip(*pairs.values(), strict=False) if len(ranks) > 1 else ():

@@ -41,7 +41,6 @@ from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
     innermost_loop,
@@ -52,7 +51,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module, all_once, descend
+from ddpdoctor.source.script.module import Module, all_once, argument_of, descend
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.vocabulary import DATA_LOADER
@@ -259,7 +258,7 @@ def _reduces_always(hooking: Event) -> bool:
     call = hooking.module.parents.get(hooking.node)
     if not isinstance(call, ast.Call):
         return False
-    hook = keyword(call, "hook") or (call.args[1] if len(call.args) > 1 else None)
+    hook = argument_of(call, "hook", 1)
     return hook is not None and _REDUCING_HOOKS.match(hooking.module.resolve(hook)) is not None
 
 

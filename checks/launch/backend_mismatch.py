@@ -43,7 +43,6 @@ from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_gue
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around
 from ddpdoctor.source.queries.job_kind import (
-    backend_of,
     depends_on_mode,
     framework,
     initialisations,
@@ -157,7 +156,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
     if framework(script):
         return
     for event in initialisations(projection):
-        backend = backend_of(event)
+        backend = event.argument("backend", 0)
         name = constant(backend) if backend is not None else None
         if event.conditions or not event.complete:
             continue
@@ -179,7 +178,7 @@ def _mixed_backends(projection: Projection) -> Mismatch | None:
     asked: dict[str, int] = {}
     first: Event | None = None
     for event in projection.in_course("collective"):
-        backend = backend_of(event) if event.name == "init_process_group" else None
+        backend = event.argument("backend", 0) if event.name == "init_process_group" else None
         if backend is None or event.undecided or is_guessed(backend) or any(one.guessed for one in event.guards):
             continue
         first = first or event

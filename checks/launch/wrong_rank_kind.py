@@ -49,10 +49,10 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.files import saves_by_guard
-from ddpdoctor.source.queries.job_kind import gpus_of, is_single_node, keyword, names_another_machine
+from ddpdoctor.source.queries.job_kind import gpus_of, is_single_node, names_another_machine
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
-from ddpdoctor.source.script.module import last_name, made_from
+from ddpdoctor.source.script.module import argument_of, last_name, made_from
 from ddpdoctor.source.vocabulary import SPAWNERS
 
 CHECK = Check(
@@ -245,7 +245,7 @@ def _fills_for_one_node(projection: Projection, event: Event) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name, position = _LISTS[event.name]
-    filled = keyword(node, name) or (node.args[position] if position < len(node.args) else None)
+    filled = argument_of(node, name, position)
     if filled is None:
         return False
     ranges = (one for one in made_from(filled, event.module.body_around(node)) if isinstance(one, ast.Call))

@@ -47,13 +47,14 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"loaders", "passes"}),
     subjects=("sampler",),
-    triggers=("DistributedSampler",),
+    triggers=("DistributedSampler", "LOCAL_RANK", "local_rank"),
 )
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers whose shards do not belong to the ranks that draw them."""
     yield from CHECK.suspected(wrong_sampler_ranks(whole_projection(script)))
+    yield from CHECK.suspected(divided_by_local_rank(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -70,6 +71,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 # Right on one node, where there is a rank for each GPU, and wrong on two.
+_ON_TWO_NODES = (
+    "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are never used"
+)
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
 
 
@@ -102,6 +106,24 @@ def wrong_sampler_ranks(projection: Projection) -> Iterator[Verdict]:
         found = [_judge(projection, event) for event in made[sampler.node]]
         if found[0] is not None and found[0].wrong and all(found):
             yield found[0]
+
+
+def divided_by_local_rank(projection: Projection) -> Iterator[Verdict]:
+    """Data in as many parts as the job has ranks, of which each rank takes the one of its number on its node."""
+    seen: set[ast.AST] = set()
+    for event in [] if may_spawn(projection.machine.script) else projection.in_course("division"):
+        rank, count = event.named["rank"], event.named["num_replicas"]
+        of_all = any(kind == "world-size" for kind, _ in tags_of(count))
+        if event.node in seen or event.guards or not of_all or not _is_local_rank(projection, rank):
+            continue
+        seen.add(event.node)
+        yield Verdict(
+            sentence="the data are divided among all ranks, and each takes the part of its rank on its node",
+            remedy="Divide them by the global rank, dist.get_rank().",
+            locations=event.location,
+            because=(_ON_TWO_NODES.replace("shards", "parts"), event),
+            severity=Severity.ADVICE if is_single_node(projection) else None,
+        )
 
 
 def _judge(projection: Projection, sampler: Event) -> Verdict | None:
@@ -142,7 +164,7 @@ def _judge(projection: Projection, sampler: Event) -> Verdict | None:
         return _given(
             sampler,
             "the local rank as its rank",
-            "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are never used",
+            _ON_TWO_NODES,
             "Give it the global rank (dist.get_rank()), or omit rank=.",
             on_two_nodes,
         )

@@ -58,7 +58,7 @@ def slow_loaders(projection: Projection) -> Iterator[tuple[Event, bool]]:
 
 
 def trains_on_cuda(projection: Projection) -> bool:
-    """Return whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
+    """Return whether ranks certainly work on GPUs: one is chosen or asked for whatever the mode, or wherever DDP is."""
     placed = (event.name for event in projection.in_course("object"))
     if any(name == ACCELERATOR or name in FABRICS for name in placed):
         return True  # They work on GPUs wherever there are some.
@@ -66,11 +66,13 @@ def trains_on_cuda(projection: Projection) -> bool:
         return True
     if not may_use_cuda(projection.machine.script):
         return False
+    wrapped = [set(wrap.conditions) for wrap in projection.in_course("wrap")] or [set()]
     for event in projection.in_course("device", "call", "wrap"):
         chosen = event.kind == "device" and event.name in {"set_device", "cuda"}
         given = event.argument("device_ids", 1) if event.kind == "wrap" else None
         chosen = chosen or any(isinstance(option, SequenceValue) for option in options_of(given or NONE))
-        if (chosen or event.name == "cuda") and not depends_on_mode(event):
+        with_ddp = all(set(event.conditions) <= around for around in wrapped)
+        if (chosen or event.name == "cuda") and (with_ddp or not depends_on_mode(event)):
             return True
     return False
 

@@ -38,7 +38,7 @@ from ddpdoctor.checks.state.loads_source import may_be_one_path
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.files import (
     FileUse,
@@ -50,7 +50,7 @@ from ddpdoctor.source.queries.files import (
     reads,
     writes,
 )
-from ddpdoctor.source.queries.job_kind import is_distributed, noted
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import made_from
 
@@ -91,6 +91,11 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
     waits = list(projection.in_course("collective", "wrap", "forward", "backward"))
     seen: set[ast.AST] = set()
     for load in reads(projection):
+        if load.event.node not in seen and _is_own_name(load.path) and not hints_at_ranks(load.event):
+            own = [save for save in saves if save.path == load.path and save.source == load.source]
+            if any(load.event.ranks & ~save.event.ranks and not load.event.undecided for save in own):
+                seen.add(load.event.node)
+                yield _under_own_name(load, own[-1])
         if load.event.node in seen or not may_be_one_path(load.event, load.path):
             continue
         for save in reversed(saves):
@@ -107,6 +112,22 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
                         because=(f"only {who} here; there is no collective between this and the read", save.event),
                     )
                 break
+
+
+def _is_own_name(path: Value) -> bool:
+    """Return whether every rank has another path: by its clock to less than a second, its process or a random name."""
+    return is_varying(path) and not {("clock", 0), ("unique", 0)}.isdisjoint(tags_of(path))
+
+
+def _under_own_name(load: FileUse, save: FileUse) -> Verdict:
+    who = _does(save.event, "write", "writes")
+    return Verdict(
+        sentence=f"all ranks read {load.shown}, which each of them names for itself, and only {who} it: the others "
+        "find no such file",
+        remedy="Let one rank choose the name and give it to all with dist.broadcast_object_list, on all ranks.",
+        locations=(load.event.location, save.event.location),
+        because=(f"{load.shown} is made of this process's own clock, number or random name", load.event),
+    )
 
 
 _MAKES = ("os.makedirs", "os.mkdir", "mkdir")

@@ -232,11 +232,7 @@ def judge(record: RunRecord, root: str, script: Script | None = None) -> Rehears
     job = record.job
     judgement = _judgement(record, root, script)
     return RehearsalSection(
-        status=judgement.status,
-        reason=judgement.reason,
-        hint=judgement.hint,
-        output=judgement.output,
-        told_by=judgement.told_by,
+        **msgspec.structs.asdict(judgement),
         ranks=len(job.ranks_reported),
         ranks_of_job=job.ranks_of_job,
         steps=sum(one.steps() for one in (record, *record.other_starts)),

@@ -28,7 +28,7 @@ from ddpdoctor.examination import (
     TimeComparison,
     not_rehearsed,
 )
-from ddpdoctor.examine.one_script import ExamineRequest, OnProgress, examine_and_record, unreadable
+from ddpdoctor.examine.one_script import ExamineRequest, OnProgress, examine_and_record, unchecked, unreadable
 from ddpdoctor.finding import plain
 from ddpdoctor.gate.baseline import Entry, read_baseline, refuse_unwritable, write_entries
 from ddpdoctor.gate.budget import Budget, windows_of
@@ -422,16 +422,8 @@ def _examined(
 
 
 def _not_examined(request: GateRequest, target: GateTarget, reason: str, code: ExitCode, hint: str = "") -> Examination:
-    return Examination(
-        target=target.line.target,
-        root=str(Path.cwd()),
-        verdict="inconclusive",
-        exit_code=code,
-        complete=False,
-        fail_on=request.how.fail_on,
-        source=SourceSection(status="read", files=0, seconds=0.0),
-        rehearsal=RehearsalSection(status="failed", reason=reason, hint=hint) if reason else not_rehearsed(),
-        findings=(),
-        outcomes=(),
-        gate=GateSection(against=request.against or request.shown_baseline, reproduce=request.again(target)),
-    )
+    source = SourceSection(status="read", files=0, seconds=0.0)
+    rehearsal = RehearsalSection(status="failed", reason=reason, hint=hint) if reason else not_rehearsed()
+    examination = unchecked(target.line.target, request.how.fail_on, code, source, rehearsal)
+    gate = GateSection(against=request.against or request.shown_baseline, reproduce=request.again(target))
+    return msgspec.structs.replace(examination, gate=gate)

@@ -11,6 +11,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from os.path import normpath
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,9 +19,7 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import Catalogue, read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
-from ddpdoctor.catalogue.select import (
-    chosen_checks,
-)
+from ddpdoctor.catalogue.select import chosen_checks
 from ddpdoctor.config import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, not_rehearsed
@@ -138,7 +137,8 @@ def _targets(request: SurveyRequest, root: Path, known: dict[Path, Settings]) ->
             yield Target(path=path, settings=settings, named=named)
 
     for word in request.paths:
-        path = _normal(root / (request.stdin_name if word == STDIN else word))
+        # Without `.` and `..`, links left as they are.
+        path = Path(normpath(root / (request.stdin_name if word == STDIN else word)))
         if word == STDIN or path.is_file():
             yield from target(path, named=True)
         elif path.is_dir():
@@ -148,13 +148,6 @@ def _targets(request: SurveyRequest, root: Path, known: dict[Path, Settings]) ->
             raise UsageError(f"{word} does not exist")
         else:
             raise UsageError(f"{word} is neither a file nor a directory")
-
-
-def _normal(path: Path) -> Path:
-    """Without ``.`` and ``..``, links left as they are."""
-    from os.path import normpath
-
-    return Path(normpath(path))
 
 
 def _settings_of(directory: Path, known: dict[Path, Settings]) -> Settings:

@@ -294,9 +294,9 @@ def _read(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
     if name == "torchrun":
         return _launched("torchrun", head, rest, environment)
     if name in ("accelerate", "accelerate-launch"):
-        return _accelerate(head, rest if name == "accelerate" else ["launch", *rest], environment)
+        return _framework("accelerate", head, rest if name == "accelerate" else ["launch", *rest], environment)
     if name == "fabric":
-        return _fabric(head, rest, environment)
+        return _framework("fabric", head, rest, environment)
     if head.endswith(".py") or is_python_script(head, environment):
         return LaunchLine(target=head, arguments=tuple(rest), launch=Launch(starter="python"))
     raise refuse(words)
@@ -323,9 +323,9 @@ def _python(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> L
         starter = _LAUNCHER_MODULES[module]
         if starter == "accelerate":
             through_cli = module.endswith("accelerate_cli")
-            return _accelerate(head, left if through_cli else ["launch", *left], environment)
+            return _framework(starter, head, left if through_cli else ["launch", *left], environment)
         if starter == "fabric":
-            return _fabric(head, left, environment)
+            return _framework(starter, head, left, environment)
         return _launched(starter, head, left, environment)
     if not module and (not left or left[0] == "-"):
         raise UsageError(f"{head} has no script", f"Write it as you launch it: `{head} train.py --its options`.")
@@ -349,23 +349,16 @@ def _launched(starter: Starter, head: str, rest: Sequence[str], environment: Map
     return _of_launcher(starter, head, parsed, ranks, nodes, environment)
 
 
-def _accelerate(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    if not rest or rest[0] != "launch":
-        written = shlex.join([head, *rest[:1]])
-        raise UsageError(f"{written} starts no job", "`accelerate launch ... train.py` does.")
-    accelerated = parse_accelerate(rest[1:], environment)
-    line = _of_launcher("accelerate", head, accelerated.parsed, accelerated.ranks, accelerated.nodes, environment)
-    launch = msgspec.structs.replace(line.launch, environment=accelerated.environment)
-    return msgspec.structs.replace(line, launch=launch)
+_EXAMPLES = {"accelerate": "accelerate launch ... train.py", "fabric": "fabric run train.py --devices 2"}
 
 
-def _fabric(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    if not rest or rest[0] != "run":
-        written = shlex.join([head, *rest[:1]])
-        raise UsageError(f"{written} starts no job", "`fabric run train.py --devices 2` does.")
-    fabric = parse_fabric(rest[1:])
-    line = _of_launcher("fabric", head, fabric.parsed, fabric.ranks, fabric.nodes, environment)
-    return msgspec.structs.replace(line, launch=msgspec.structs.replace(line.launch, environment=fabric.environment))
+def _framework(starter: Starter, head: str, rest: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
+    example = _EXAMPLES[starter]
+    if list(rest[:1]) != example.split()[1:2]:
+        raise UsageError(f"{shlex.join([head, *rest[:1]])} starts no job", f"`{example}` does.")
+    found = parse_fabric(rest[1:]) if starter == "fabric" else parse_accelerate(rest[1:], environment)
+    line = _of_launcher(starter, head, found.parsed, found.ranks, found.nodes, environment)
+    return msgspec.structs.replace(line, launch=msgspec.structs.replace(line.launch, environment=found.environment))
 
 
 def _of_launcher(

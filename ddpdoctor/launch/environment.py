@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -87,6 +86,8 @@ def launch_command(words: Sequence[str]) -> ObservedCommand:
 LOOPBACK = "127.0.0.1"
 BOOT_DIRECTORY = Path(__file__).resolve().parent.parent / "probe" / "boot"
 
+BARE_RANKS = str(Path(__file__).with_name("bare_ranks.py"))
+
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -105,7 +106,6 @@ _TRACKERS_OFF = {
 }
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 """Without the network the address that the host's name stands for is that of no interface."""
-_KEPT_IN_RECORD = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
 def rehearsal_environment(
@@ -135,15 +135,16 @@ def rehearsal_environment(
     return result | _TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (run_directory / "mlruns").as_uri()}
 
 
-def lone_rank() -> dict[str, str]:
-    """Return what torch's launcher tells the only rank that it starts.
+def without_launcher(count: int) -> dict[str, str]:
+    """Return what torch's launcher says to so many ranks, and to the only one also which it is.
 
-    Without the launcher, which imports torch before the rank does, a run of one process took 3.6 s in the place of
+    Without the launcher, which imports torch before the ranks do, a run of one process took 3.6 s in the place of
     6.0 s (three pairs).
     """
-    ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
-    own = {"ROLE_NAME": "default", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none"}
+    only = ("RANK", "LOCAL_RANK", "ROLE_RANK") if count == 1 else ()
+    ranks = dict.fromkeys((*only, "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0")
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(count))
+    own = {"GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none"}
     return {**ranks, **sizes, **own, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
 
 
@@ -165,28 +166,18 @@ def observed(run_directory: Path, environment: Mapping[str, str]) -> dict[str, s
     }
 
 
-def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(_KEPT_IN_RECORD)}
-
-
-def network_interfaces() -> tuple[str, ...]:
-    """Names of this machine's network interfaces; none where the system does not tell."""
-    try:
-        return tuple(name for _, name in socket.if_nameindex())
-    except OSError:
-        return ()
-
-
 def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> list[str]:
     """Return the command that starts the ranks: torch's launcher, or the script alone when it starts them itself."""
     flags, script = (["-m"], [request.module]) if request.module else ([], [str(request.script)])
     options = request.launch.python_options
     if request.spawns_ranks:
         return [python, *options, "-u", *flags, *script, *request.arguments]
-    if request.is_compared_alone:
+    if request.needs_no_launcher:
         words = (*numbered_arguments(request), *given_local_rank(request))
-        return [python, *options, "-u", *flags, *script, *(word.replace(_LOCAL_RANK, "0") for word in words)]
+        command = [python, *options, "-u", *flags, *script, *words]
+        if request.nproc == 1:
+            return [word.replace(_LOCAL_RANK, "0") for word in command]
+        return [python, "-IS", BARE_RANKS, str(request.nproc), _LOCAL_RANK, *command]
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     passes_local_rank = by_old_launcher and not given_local_rank(request)
     if options:

@@ -302,8 +302,6 @@ def _named(directory: Path) -> Path:
     return directory.absolute()
 
 
-# Makes and removes the directory that a run writes its evidence to.
-
 # Which process made a run directory, on which machine: two machines, or two containers, may share one home.
 
 OWNER_FILE = "owner.json"

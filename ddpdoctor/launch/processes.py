@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,11 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.box.start import Box
 from ddpdoctor.launch.pid_namespaces import carries_run, is_alive
+from ddpdoctor.probe.process import GET_CHILD_SUBREAPER, SET_CHILD_SUBREAPER, process_control
 
 if TYPE_CHECKING:
     import psutil
 
-_SET_CHILD_SUBREAPER = 36
-_GET_CHILD_SUBREAPER = 37
 _END_AT_MOST_S = 10.0
 """Two ranks that were killed took more than 2 s to end where each core had three jobs to run."""
 
@@ -198,20 +196,13 @@ def _undisturbed() -> Iterator[None]:
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
     """On Linux, become the parent of ranks whose launcher died, so that they can be waited for."""
-    process_control = None
     before = ctypes.c_int(0)
-    if sys.platform == "linux":
-        try:
-            process_control = ctypes.CDLL(None, use_errno=True).prctl
-            process_control(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-            process_control(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        except (OSError, AttributeError):
-            process_control = None
+    process_control(GET_CHILD_SUBREAPER, ctypes.byref(before))
+    process_control(SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        if process_control is not None:
-            process_control(_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        process_control(SET_CHILD_SUBREAPER, before.value)
 
 
 def _kill(pid: int) -> None:

@@ -158,10 +158,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """An earlier try ended by a race of the ranks for a directory; in this one no rank fails for coming second."""
 
     @property
-    def is_compared_alone(self) -> bool:
-        """Whether it is the one process that ranks are compared with, which needs no launcher."""
+    def needs_no_launcher(self) -> bool:
+        """Whether its ranks are compared, with one process or another launch: how they are started is of no matter."""
         by_old_launcher = self.launch.starter == "torch.distributed.launch"
-        return self.equivalence is not None and self.nproc == 1 and not self.spawns_ranks and not by_old_launcher
+        return self.equivalence is not None and not self.spawns_ranks and not by_old_launcher
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ from ddpdoctor.diagnosis.live_verdict import CONFIRM_NS, LastingWait, VerdictMem
 from ddpdoctor.diagnosis.stacks import waits_for_a_worker
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
-from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.gpus import NodeGpus, environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
@@ -38,6 +37,8 @@ from ddpdoctor.monitor.processes.stacks import (
     with_training_thread,
 )
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
+from ddpdoctor.probe.environment import recorded_environment
+from ddpdoctor.probe.free_port import network_interfaces
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.completeness import rival_launchers, superseded

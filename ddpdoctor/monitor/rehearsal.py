@@ -24,11 +24,9 @@ from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
-    lone_rank,
-    network_interfaces,
-    recorded_environment,
     rehearsal_command,
     rehearsal_environment,
+    without_launcher,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
 from ddpdoctor.launch.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
@@ -58,6 +56,8 @@ from ddpdoctor.launch.request import (
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
+from ddpdoctor.probe.environment import recorded_environment
+from ddpdoctor.probe.free_port import network_interfaces
 from ddpdoctor.probe.rehearsal.files import snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
@@ -242,8 +242,8 @@ class _Rehearsal:
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
-        if request.is_compared_alone:
-            self._environment |= lone_rank()
+        if request.needs_no_launcher:
+            self._environment |= without_launcher(request.nproc)
         boxed = request.overlay and not request.allow_writes
         network = request.network is True or (request.network is None and not boxed)
         if not network:
@@ -456,7 +456,7 @@ class _Rehearsal:
         return _with_earlier_starts(record, self._ranks.records_of_earlier_starts(job))
 
     def _output_of(self, rank: Rank) -> str:
-        if self._request.spawns_ranks or self._request.is_compared_alone:
+        if self._request.spawns_ranks or self._request.needs_no_launcher:
             return liveness.script_output(self._directory)
         return liveness.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
 

@@ -66,7 +66,7 @@ _CLASS = re.compile(r"(?<![\w.\"'])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
 _PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
 _FIELD = re.compile(
-    r'\s+"message": (?P<text>"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?:[^"\\]|\\["\\/bfnrt])+"),?\s*$'
+    r'\s+"message": (?P<text>"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?:[^"\\]|\\["\\/bfnrt])*"),?\s*$'
 )
 """An exception in an object of several lines, as torchelastic prints its error files."""
 _ESCAPES = {"n": "\n", "t": "\t"}

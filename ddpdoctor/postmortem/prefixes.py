@@ -18,15 +18,16 @@ _PREFIXES = re.compile(
     r"|(?:> ?)+"
     r"|std(?:out|err): ?"
     r"|\[(?:\d+,)?(?P<mpi>\d{1,6})\]<(?:stdout|stderr)>:\s?"
+    r"|Exception in device=[A-Z]+:(?P<core>\d{1,6}): (?=[A-Z])"
     r"|\[(?P<role>[A-Za-z_][\w-]*?)(?P<local>\d{1,5})\]:\s?"
-    r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s(?:std(?:out|err) [FP] )?"
+    r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?):?\s(?:std(?:out|err) [FP] )?"
     r"|\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] "
     r"|(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) "
     r"(?:(?P<syslog_host>[\w.-]+) (?P<program>[\w./-]+\[\d+\]|kernel): )?"
     r"|\([^()\n]{1,80}?\bpid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
 )
-"""A mark of quotation, a rank, a stream, a task of MPI, a role of torchrun, a time, a pod, syslog, and an actor of Ray
-with any name."""
+"""A mark of quotation, a rank, a stream, a task of MPI, a core of torch_xla, a role of torchrun, a time, a pod, syslog,
+and an actor of Ray with any name."""
 _TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?(?!\d+:\d+ \[)")
 """Not what NCCL begins its own lines with: host, process and thread."""
@@ -122,7 +123,7 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
 
 
 def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
-    if (number := match["rank"] or match["mpi"]) is not None:
+    if (number := match["rank"] or match["mpi"] or match["core"]) is not None:
         found.rank, found.marked = int(number), f"rank{number}"
     elif match["local"] is not None:
         found.marked = found.marked or f"{match['role']}{match['local']}"

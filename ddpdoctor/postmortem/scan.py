@@ -58,7 +58,7 @@ NEEDLES = (
     b"NVRM:", b"fault by GPU", b" times out", b"heartbeat timeout", b"ain process exited", b"low on resource",
     b"Back-off", b"stuck in unint", b"Reaping worker", b"initialize NVML", b"command not found", b"can't open file",
     b"connect to host", b"ImagePull", b"status.FAILED", b" RUNNING AT ", b"ption ignored",
-    b"Exception by GPU", b"meet rendezvous",
+    b"Exception by GPU", b"meet rendezvous", b"oom-killer", b"MPI_ERR",
 )  # fmt: skip
 """Every line that reports a failure holds one of them, or follows one that does."""
 

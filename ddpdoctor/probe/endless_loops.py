@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 import opcode
 import operator
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple, Optional, Union
 
 from .journal import Journal
-from .user_code import UserCode
+from .user_code import UserCode, tree_around
 
 SHORTEST_NS = 12_000_000_000
 PAUSES = 20
@@ -87,7 +85,7 @@ class EndlessLoops:
     def look(self, frame: Optional[FrameType], now_ns: int) -> None:
         """Take in a look at the innermost frame of the thread; write once that it is in such a loop, and if it left."""
         self._time_pauses(now_ns)
-        frames = list(self._users(frame))[::-1]
+        frames = list(self._journal.user_code.own(frame))[::-1]
         chain = tuple((id(one), id(one.f_code), one.f_lasti) for one in frames)
         last, self._last = self._last, chain
         shorter = min(len(chain), len(last))
@@ -112,12 +110,6 @@ class EndlessLoops:
             self._rounds, self._instruction = 0, chain[same][2]
             self._lines, self._states = set(), set()
             self._named, self._empty, self._filled = set(), set(), set()
-
-    def _users(self, frame: Optional[FrameType]) -> Iterator[FrameType]:
-        while frame is not None:
-            if self._journal.user_code.holds(frame.f_code.co_filename):
-                yield frame
-            frame = frame.f_back
 
     def _time_pauses(self, now_ns: int) -> None:
         journal = self._journal
@@ -175,7 +167,7 @@ class EndlessLoops:
         return any(self._works_for_users(one, stacks.get(one.ident or 0)) for one in others)
 
     def _works_for_users(self, thread: threading.Thread, frame: Optional[FrameType]) -> bool:
-        if next(self._users(frame), None) is not None:
+        if any(self._journal.user_code.own(frame)):
             return True
         calls = getattr(thread, "function", None) or getattr(thread, "_target", None) or type(thread).run
         code = getattr(getattr(calls, "__func__", calls), "__code__", None)
@@ -214,21 +206,13 @@ def _watch(journal: Journal, loops: EndlessLoops, thread: int) -> None:
 
 def _statement(loop: FrameType, lines: set[int]) -> Optional[Union[ast.While, ast.For]]:
     """Return the innermost statement that loops over all lines at which a frame was seen."""
-    try:
-        tree = _parsed("".join(linecache.getlines(loop.f_code.co_filename, loop.f_globals)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    tree = tree_around(loop)
     around = [
         node
-        for node in ast.walk(tree)
+        for node in (ast.walk(tree) if tree is not None else ())
         if isinstance(node, (ast.While, ast.For)) and node.lineno <= min(lines) and max(lines) <= (node.end_lineno or 0)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
-
-
-@functools.lru_cache(maxsize=4)
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
 
 
 def _leaves_only_by(node: Optional[Union[ast.While, ast.For]], empty: set[str]) -> bool:

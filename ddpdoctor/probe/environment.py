@@ -96,6 +96,12 @@ class Settings:
         )
 
 
+def number_in(variable: str) -> Optional[int]:
+    """Return the number that a variable of the environment holds; None where it holds none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
 def _those_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
@@ -134,6 +140,11 @@ def plan_of(run_directory: str) -> dict[str, Any]:
     return _read(path)
 
 
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that bear on a job; nothing else of the user's environment enters a record."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(KEPT)}
+
+
 def has_launcher(plan: dict[str, Any]) -> bool:
     """Return whether torch's launcher set the rendezvous of this process, as the user starts the job."""
     return "TORCHELASTIC_RUN_ID" in os.environ and bool(plan.get("has_launcher", True))
@@ -161,9 +172,9 @@ def _unplanned() -> dict[str, Any]:
             "kind": "run",
             "command": arguments,
             "script": os.path.abspath(script) if script else "",
-            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
+            "environment": recorded_environment(os.environ),
             "python": sys.executable,
-            "ranks_expected": int(os.environ["WORLD_SIZE"]) if os.environ.get("WORLD_SIZE", "").isdigit() else 0,
+            "ranks_expected": number_in("WORLD_SIZE") or 0,
             "started_ns": time.time_ns(),
         },
     }

@@ -1,4 +1,4 @@
-"""A TCP port for a rendezvous on this machine."""
+"""The network of this machine: its interfaces, and a TCP port for a rendezvous."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ _LOOPBACK = "127.0.0.1"
 _FIRST, _TRIES = 15_000, 100
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _USUAL_FIRST_OF_KERNEL = 32_768
+
+
+def network_interfaces() -> tuple[str, ...]:
+    """Names of this machine's network interfaces; none where the system does not tell."""
+    try:
+        return tuple(name for _, name in socket.if_nameindex())
+    except (OSError, AttributeError):
+        return ()
 
 
 def free_port() -> int:

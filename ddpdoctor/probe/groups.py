@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
-from .environment import has_launcher
+from .environment import has_launcher, number_in
 from .journal import Journal
 from .user_code import leave_no_frame
 
@@ -168,13 +168,13 @@ class Groups:
         """Note that the default group is there: this process is a rank."""
         distributed = self._torch.distributed
         rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
-        local_rank = os.environ.get("LOCAL_RANK", "")
+        local_rank = number_in("LOCAL_RANK")
         self._journal.event(
             "world",
             rank=rank,
             world_size=world_size,
             backend=str(distributed.get_backend()),
-            local_rank=int(local_rank) if local_rank.isdigit() else rank,
+            local_rank=rank if local_rank is None else local_rank,
         )
         self._world_made(rank, world_size)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Optional, TypeVar
 
 from ..record import layout
 from ..record.writer import share_clock
-from .environment import plan_of
+from .environment import number_in, plan_of
 from .journal import Journal
 from .process import ProcessEnd, rank_of_environment
 
@@ -62,14 +62,8 @@ def _start() -> Optional[Live]:
         journal = Journal(directory, plan)
         journal.rank = rank_of_environment()
         journal.hold()
-        local_rank = os.environ.get("LOCAL_RANK", "")
-        journal.event(
-            "process",
-            parent=os.getppid(),
-            rank=journal.rank,
-            local_rank=int(local_rank) if local_rank.isdigit() else None,
-            kind="start",
-        )
+        local_rank = number_in("LOCAL_RANK")
+        journal.event("process", parent=os.getppid(), rank=journal.rank, local_rank=local_rank, kind="start")
         process_end = ProcessEnd(journal)
         process_end.install()
         os.register_at_fork(after_in_child=journal.become_forked_child)

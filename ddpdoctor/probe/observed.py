@@ -179,9 +179,7 @@ class OptimizerSizes:
             self._measure(optimizer)
 
     def _measure(self, optimizer: Any) -> None:
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"] if self._is_new(parameter)
-        ]
+        parameters = list(filter(self._is_new, parameters_of(optimizer)))
         held = (value for state in optimizer.state.values() for value in _values(state))
         self._journal.event(
             "optimizer_size",
@@ -211,6 +209,11 @@ class OptimizerSizes:
         """Return the memory of the GPU that holds the parameters; 0 where none does."""
         device = next((parameter.device for parameter in parameters if parameter.is_cuda), None)
         return 0 if device is None else int(self._torch.cuda.get_device_properties(device).total_memory)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer steps, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _values(state: Any) -> Iterator[Any]:
@@ -352,6 +355,13 @@ def integers(index: Any) -> list[int]:
         return [int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "big")]
 
 
+def base_of(dataset: Any, torch: Any) -> Any:
+    """Return the data set beneath any ``Subset``."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
     """Return the indices in the data set beneath any ``Subset``."""
     while isinstance(dataset, torch.utils.data.Subset):
@@ -361,9 +371,9 @@ def base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
     return drawn
 
 
-def digest_of(indices: array[int]) -> str:
-    """Return a digest of a list of indices, in its order."""
-    return hashlib.blake2b(indices.tobytes(), digest_size=8).hexdigest()
+def digest_of(content: bytes) -> str:
+    """Return a short digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 # What a collective is, alike in every record: who issued it, and the fields of its signature.
@@ -422,14 +432,10 @@ def _collect(value: Any, torch: Any, found: list[str], depth: int) -> None:
         for item in value:
             _collect(item, torch, found, depth + 1)
     elif isinstance(value, (str, bytes, int, float, bool, complex)) or value is None:
-        found.append(_hash(repr(value).encode()))
+        found.append(digest_of(repr(value).encode()))
     elif hasattr(value, "tobytes"):
-        found.append(_hash(value.tobytes()[:WHOLE_UP_TO_BYTES]))
+        found.append(digest_of(value.tobytes()[:WHOLE_UP_TO_BYTES]))
     elif hasattr(value, "__dict__"):
         _collect(vars(value), torch, found, depth + 1)
     else:
         found.append("")
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -15,9 +15,12 @@ from os import getpid
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Optional
 
+from .environment import number_in
 from .journal import Journal
+from .user_code import outwards
 
-_SET_PARENT_DEATH_SIGNAL = 1
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37
 
 
 def end_with_parent(parent: int) -> None:
@@ -25,15 +28,17 @@ def end_with_parent(parent: int) -> None:
 
     For a process that its parent's main thread started: the signal comes when the thread that started it ends.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        process_control = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
-        return
-    process_control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if process_control(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)  # It died before this call.
+
+
+def process_control(option: int, value: Any) -> bool:
+    """Call ``prctl``; return whether there is such a function, as on Linux."""
+    try:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"
@@ -57,17 +62,17 @@ _PEER_LEFT = re.compile(
 
 def rank_of_environment() -> Optional[int]:
     """Return the rank that the launcher gave this process; None in its children and outside a launcher."""
-    text = os.environ.get("RANK", "")
-    if not text.isdigit():
+    rank = number_in("RANK")
+    if rank is None:
         return None
     owner = os.environ.setdefault(RANK_PROCESS_VARIABLE, str(getpid()))
-    return int(text) if owner == str(getpid()) else None
+    return rank if owner == str(getpid()) else None
 
 
 def owner_of_environment() -> int:
     """Return the process of the rank that has started this one, however many programs lie between; 0 for none."""
-    owner = os.environ.get(RANK_PROCESS_VARIABLE, "")
-    return int(owner) if owner.isdigit() and owner != str(getpid()) else 0
+    owner = number_in(RANK_PROCESS_VARIABLE)
+    return owner if owner is not None and owner != getpid() else 0
 
 
 def flush_output() -> None:
@@ -255,22 +260,18 @@ class ProcessEnd:
 
 def _ends_the_process() -> bool:
     """Return whether an exception from here leaves the script: from a thread or an exit handler it goes nowhere."""
-    frame: FrameType = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_name == "<module>"
+    *_, outermost = outwards(sys._getframe(1))
+    return outermost.f_code.co_name == "<module>"
 
 
 def _signal_below(error: BaseException) -> int:
     """Return the signal whose handler raised an exception or one before it; 0 for none, and for a timer's."""
     left: list[Optional[BaseException]] = [error]
     for known in left:
-        trace = None if known is None else known.__traceback__
-        while trace is not None:
-            number = _handled_by(trace.tb_frame)
+        for frame, _ in traceback.walk_tb(None if known is None else known.__traceback__):
+            number = _handled_by(frame)
             if number and number not in _OF_ITS_OWN_CLOCK:
                 return number
-            trace = trace.tb_next
         if known is not None and len(left) < _MOST_CHAINED:
             left += (known.__cause__, known.__context__)
     return 0

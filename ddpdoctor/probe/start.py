@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 from ..record import layout
 from ..record.writer import share_clock
-from .environment import plan_of
+from .environment import number_in, plan_of
 from .journal import Journal
 from .process import ProcessEnd, end_with_parent, owner_of_environment, rank_of_environment
 from .torch_compat import after_import
@@ -39,9 +39,9 @@ def start(run_directory: str) -> None:
         parent=parent,
         owner=owner_of_environment(),
         rank=journal.rank,
-        local_rank=_integer("LOCAL_RANK"),
-        node=_integer("GROUP_RANK"),
-        world_size=_integer("WORLD_SIZE"),
+        local_rank=number_in("LOCAL_RANK"),
+        node=number_in("GROUP_RANK"),
+        world_size=number_in("WORLD_SIZE"),
         kind="start",
     )
     if _is_launcher():
@@ -76,8 +76,3 @@ def _is_launcher() -> bool:
     """Return whether this process is the launcher's agent, which is not observed."""
     arguments = getattr(sys, "orig_argv", [])
     return not _LAUNCHERS.isdisjoint(arguments[:6]) and "RANK" not in os.environ
-
-
-def _integer(variable: str) -> Optional[int]:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import opcode
 import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from math import prod
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Optional
 from weakref import WeakKeyDictionary
@@ -65,15 +71,14 @@ def origin_of(frames: Iterable[tuple[str, str]]) -> str:
 
 def sharded_module(frame: Optional[FrameType]) -> str:
     """Return the name of the module whose shards a collective moves, as far as the frames that led to it tell."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("_fsdp_param_group.py"):
-            group = frame.f_locals.get("self")
+    for one in outwards(frame):
+        if one.f_code.co_filename.endswith("_fsdp_param_group.py"):
+            group = one.f_locals.get("self")
             name = getattr(group, "_module_fqn", None)
             modules = getattr(group, "modules", ())
             if name or not modules:
                 return str(name or "")
             return type(modules[0]).__name__.partition("FSDP")[2]
-        frame = frame.f_back
     return ""
 
 
@@ -91,21 +96,13 @@ def described(
     return {
         "kind": kind,
         "shapes": shapes,
-        "numels": [elements(shape) for shape in shapes],
+        "numels": list(map(prod, shapes)),
         "dtype": dtype,
         "reduce_op": reduce_op,
         "root": root,
         "size_bytes": size_bytes,
         "origin": origin,
     }
-
-
-def elements(shape: Iterable[int]) -> int:
-    """Return how many elements a tensor of this shape has."""
-    count = 1
-    for size in shape:
-        count *= int(size)
-    return count
 
 
 def _part_of(file: str) -> str:
@@ -116,9 +113,6 @@ def _part_of(file: str) -> str:
         part = "autograd" if "/torch/autograd/" in f"/{file}" else part if "/torch/" in f"/{file}" else ""
         _parts[file] = part
     return part
-
-
-# The one way to listen to calls of functions that are not ours, in a watched job and in a rehearsal alike.
 
 
 FrameTuple = tuple[str, int, str]
@@ -176,14 +170,8 @@ class UserCode:
 
     def raised_frames(self, trace: Optional[TracebackType]) -> list[FrameTuple]:
         """Return the user's lines of a traceback, innermost first."""
-        frames = []
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if self.holds(code.co_filename):
-                name = str(getattr(code, "co_qualname", code.co_name))
-                frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
-            trace = trace.tb_next
-        return frames[::-1]
+        raised = ((frame.f_code.co_filename, line, name_of(frame)) for frame, line in walk_tb(trace))
+        return [(os.path.abspath(file), line, name) for file, line, name in raised if self.holds(file)][::-1]
 
     def instructions(self, frame: Optional[FrameType]) -> tuple[int, ...]:
         """Return the user's part of a stack as ``id`` of the code and instruction of each frame."""
@@ -204,14 +192,11 @@ class UserCode:
 
     def code(self, frame: Optional[FrameType]) -> tuple[CodeType, ...]:
         """Return the code of the user's part of a stack."""
-        found = []
-        while frame is not None:
-            if self.holds(frame.f_code.co_filename):
-                found.append(frame.f_code)
-                if len(found) == _MOST_FRAMES:
-                    break
-            frame = frame.f_back
-        return tuple(found)
+        return tuple(one.f_code for one in islice(self.own(frame), _MOST_FRAMES))
+
+    def own(self, frame: Optional[FrameType]) -> Iterator[FrameType]:
+        """Yield the user's frames from ``frame`` outwards."""
+        return (one for one in outwards(frame) if self.holds(one.f_code.co_filename))
 
     def frames_here(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
         """Return the user's lines of this thread or, where it has none, those that started it, or (as of an autograd
@@ -257,11 +242,28 @@ def name_of(frame: FrameType) -> str:
 
 def all_frames(frame: Optional[FrameType]) -> list[FrameTuple]:
     """Return every line of a stack, innermost first."""
-    found: list[FrameTuple] = []
-    while frame is not None and len(found) < 64:
-        found.append((frame.f_code.co_filename, frame.f_lineno or 0, name_of(frame)))
+    return [(one.f_code.co_filename, one.f_lineno or 0, name_of(one)) for one in islice(outwards(frame), 64)]
+
+
+def outwards(frame: Optional[FrameType]) -> Iterator[FrameType]:
+    """Yield a frame and, one after the other, those that led to it."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return found
+
+
+def tree_around(frame: FrameType) -> Optional[ast.Module]:
+    """Return the file that a frame runs; None where it cannot be parsed."""
+    return _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+
+
+# Collectives of a few files come in turn, which need not be parsed anew for each of their lines.
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> Optional[ast.Module]:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 GENERATOR = 0x20 | 0x200
@@ -273,10 +275,13 @@ _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>
 
 def calling_frame() -> Optional[FrameType]:
     """Return the frame that called, through our own frames and those of ``os``; it may be a library's."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_filename in _PASSED_OVER):
-        frame = frame.f_back
-    return frame
+    files = ((one, one.f_code.co_filename) for one in outwards(sys._getframe(1)))
+    return next((one for one, file in files if not file.startswith(OURS) and file not in _PASSED_OVER), None)
+
+
+def beyond(frame: Optional[FrameType], files: Container[str]) -> Optional[FrameType]:
+    """Return the first frame from ``frame`` outwards whose code is in none of these files."""
+    return next((one for one in outwards(frame) if one.f_code.co_filename not in files), None)
 
 
 def loops(frame: FrameType) -> bool:

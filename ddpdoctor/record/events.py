@@ -19,12 +19,12 @@ Chain = tuple[tuple[str, int, str], ...]
 """File, line and function of each frame of the user's, innermost first."""
 
 
-def _tag(name: str) -> str:
+def tag_of(name: str) -> str:
     """``PassEnded`` is the event ``pass_ended``."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=tag_of):
     """Something that a process has seen or done."""
 
     time_ns: int = 0
@@ -189,15 +189,6 @@ class CommunicationHook(Event, frozen=True, kw_only=True):
     wrap: int
 
 
-class LateBatchNorms(Event, frozen=True, kw_only=True):
-    """BatchNorm layers of a DDP module are synchronised that were not when it was made."""
-
-    wrap: int
-    site: int
-    synchronised: int
-    """All that are by now."""
-
-
 class DatasetSample(Event, frozen=True, kw_only=True, tag="sample"):
     """As in ``data.SampleProbe``, of the data set that has such a type and length."""
 
@@ -252,20 +243,12 @@ class MissingGradients(Event, frozen=True, kw_only=True):
 
 
 class File(Event, frozen=True, kw_only=True):
-    """Something was done to a file."""
+    """Something was done to a file, or another program was started; as in ``training.FileEvent``."""
 
     action: FileAction
-    path: str
+    path: str = ""
     existed: bool = False
-    site: int
-
-
-class Child(Event, frozen=True, kw_only=True):
-    """Another program was started."""
-
-    command: str
-    held: bool = False
-    """It is a Python that keeps the rules of the rehearsal."""
+    detail: str = ""
     site: int
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank, measured, setup, training
 from ddpdoctor.record.streams import collectives as calls
-from ddpdoctor.record.streams import measured, setup, training
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -187,13 +187,11 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     requires_grad: bool = False
 
 
-class Wrap(msgspec.Struct, frozen=True, kw_only=True):
+class Wrap(RowAtLine, frozen=True, kw_only=True):
     """A module wrapped in DistributedDataParallel."""
 
-    rank: int
     wrap: int
     """Ordinal of the wrap in its process."""
-    site: int = -1
     by_user: bool = True
     """A line of the user's made it; otherwise a framework, with options of its own."""
     module_class: str = ""
@@ -217,12 +215,10 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
-class ShardedPart(msgspec.Struct, frozen=True, kw_only=True):
+class ShardedPart(RowAtLine, frozen=True, kw_only=True):
     """A unit of a sharded module whose gradients a part of the job's ranks reduces, before the first forward."""
 
-    rank: int
     module: int
-    site: int = -1
     ranks: tuple[int, ...]
     place: tuple[int, int]
     """Which shard of how many this rank holds."""
@@ -231,10 +227,9 @@ class ShardedPart(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[str, str]
 
 
-class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+class ShardedModule(RowOfRank, frozen=True, kw_only=True):
     """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
 
-    rank: int
     module: int
     """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
     site: int = -1
@@ -253,13 +248,11 @@ class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class Forward(msgspec.Struct, frozen=True, kw_only=True):
+class Forward(RowAtTime, frozen=True, kw_only=True):
     """A forward through a DDP module, through the module inside it, or through a sharded module."""
 
-    rank: int
     wrap: int
     """Or the number of a sharded module."""
-    site: int = -1
     step: int = 0
     """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
     wrapped: bool = True
@@ -282,7 +275,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     looped: bool = False
     """All batches of that pass were drawn by a ``for`` statement of the user's outside of a generator, so that the body
     of the loop is what is done with each of them."""
-    time_ns: int = 0
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):

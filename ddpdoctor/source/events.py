@@ -16,7 +16,7 @@ from ddpdoctor.source.script.module import Module
 
 EventKind = Literal[
     "collective", "backward", "forward", "wrap", "loader", "sampler", "set-epoch", "attribute", "save", "device",
-    "data-parallel", "object", "call", "training", "ddp-forward",
+    "data-parallel", "object", "call", "training", "ddp-forward", "division",
 ]  # fmt: skip
 
 
@@ -113,11 +113,20 @@ class Event(Placed, frozen=True, eq=False, kw_only=True):
         """The source of the conditions around it that could not be decided."""
         return tuple(module.excerpt(test, LONGEST_CONDITION) for module, test in self.undecided)
 
+    @property
+    def values(self) -> list[Value]:
+        """All arguments, whatever their place or name."""
+        return [*self.positional, *self.named.values()]
+
     def argument(self, name: str, position: int = -1) -> Value | None:
         """Return the value of an argument by its name or its position."""
         if name in self.named:
             return self.named[name]
         return self.positional[position] if 0 <= position < len(self.positional) else None
+
+    def lines_in(self, module: Module) -> list[int]:
+        """Return the lines of a file that its call chain passes, innermost first."""
+        return [frame.line for frame in self.chain if frame.file == str(module.path)]
 
 
 class Exit(Placed, frozen=True, eq=False):
@@ -207,7 +216,7 @@ def settle(items: Sequence[Item], rest: Tree = (), in_loop: bool = False) -> Tre
     result: Tree | None = rest
     before: list[Item] = []  # What comes before ``result``, last first: adding to a tuple would copy it each time.
     for item in reversed(items):
-        if isinstance(item, Event) or (not isinstance(item, Jump) and item.shape and not _may_leave(item)):
+        if isinstance(item, Event) or (not isinstance(item, Jump) and item.shape and not _leaves((item,))):
             before.append(item)
         elif isinstance(item, Branch) and not item.leaves:
             arms = [settle(arm, (), in_loop) or () for arm in item.arms]
@@ -225,13 +234,9 @@ def settle(items: Sequence[Item], rest: Tree = (), in_loop: bool = False) -> Tre
     return None if result is None else (*reversed(before), *result)
 
 
-def _may_leave(item: Branch | Loop) -> bool:
-    return isinstance(item, Branch) and item.leaves
-
-
 def branch_of(arms: Sequence[Sequence[Item]], test: OwnTest | None = None) -> Branch:
     """Return a branch whose exits are still to be worked in."""
-    return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms), test=test)
+    return Branch(tuple(map(tuple, arms)), leaves=any(map(_leaves, arms)), test=test)
 
 
 def before_jumps(items: Sequence[Item], last: Sequence[Item], in_loop: bool = False) -> list[Item]:
@@ -370,7 +375,7 @@ def wider(previous: Event, event: Event) -> Event:
     return msgspec.structs.replace(event, ranks=previous.ranks | event.ranks)
 
 
-def all_raise(sinks: Sinks, ranks: int) -> bool:
-    """Return whether the arm ended by an exception on every rank that took it."""
-    ends = [sink[-1] if sink else None for rank, sink in enumerate(sinks) if ranks >> rank & 1]
-    return all(isinstance(end, Jump) and end.kind == "raise" for end in ends)
+def ended_by(sinks: Sequence[Sequence[object]], *kinds: str) -> int:
+    """Return the mask of the ranks whose last item is a jump of some kinds."""
+    last = enumerate(sink[-1] if sink else None for sink in sinks)
+    return sum(1 << rank for rank, item in last if isinstance(item, Jump) and item.kind in kinds)

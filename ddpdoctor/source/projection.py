@@ -66,10 +66,7 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @once_each
     def _in_course(self, kinds: tuple[EventKind, ...]) -> Sequence[Event]:
-        found = self._of(kinds)
-        if self._rooted:
-            found = [event for event in found if not event.root or event.root in self._training_roots]
-        return found
+        return [event for event in self._of(kinds) if not event.root or event.root in self._training_roots]
 
     @once_each
     def _of(self, kinds: tuple[EventKind, ...]) -> Sequence[Event]:
@@ -84,11 +81,6 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
         trees = (tree for walk in self.walks for tree in walk.trees)
         found = {event.ordinal: event for tree in trees for event in events_in(tree)}
         return tuple(found[ordinal] for ordinal in sorted(found))
-
-    @cached_property
-    def _rooted(self) -> bool:
-        """Some event is in no course that the script itself comes to."""
-        return any(event.root for event in self.events)
 
     @cached_property
     def _training_roots(self) -> frozenset[str]:
@@ -117,20 +109,14 @@ def whole_projection(script: Script) -> Projection:
 @once
 def project(script: Script) -> Projection:
     """Walk a script; the result is kept with the script. Never raises for what a script contains."""
-    machine = Machine(
-        script,
-        spawns=script.spawns_ranks is not None,
-        evaluate=evaluate,
-        execute=execute,
-        apply=apply,
-        call_function=call_function,
-        own_test=own_test,
-        mark_decided=mark_decided,
-    )
+    machine = Machine(script)
+    for function in (evaluate, execute, apply, call_function, own_test):
+        setattr(machine, function.__name__, partial(function, machine))
+    machine.mark_decided = mark_decided
     walks: list[Walk] = []
     try:
         with deep_recursion():
-            walks.append(_walk(machine, lambda: run_module(machine, script.entry, execute)))
+            walks.append(_walk(machine, partial(run_module, machine, script.entry)))
             for root in _uncalled(machine, script.entry):
                 walks.append(_walk(machine, partial(_call_root, machine, script.entry, root)))
     except RecursionError:
@@ -233,7 +219,8 @@ def _call_root(machine: Machine, entry: Module, root: _Root) -> None:
             return
         if isinstance(value, ProjectClass):
             instance = construct(machine, root, value, OPEN_ARGUMENTS)
-            for method in _own_methods(value):
+            methods = (one for one in value.node.body if isinstance(one, ast.FunctionDef))
+            for method in (one for one in methods if not one.name.startswith("__")):
                 found = class_attribute(machine, value, method.name)
                 if method not in machine.visited and isinstance(found, Function) and isinstance(instance, Instance):
                     machine.mask = ALL_RANKS & ~machine.gone
@@ -241,7 +228,3 @@ def _call_root(machine: Machine, entry: Module, root: _Root) -> None:
     finally:
         machine.root = ""
         machine.frames.pop()
-
-
-def _own_methods(cls: ProjectClass) -> list[ast.FunctionDef]:
-    return [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")]

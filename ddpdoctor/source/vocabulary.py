@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -12,10 +12,9 @@ import msgspec
 from ddpdoctor.files import regex
 
 
-def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for place in places:
-        for theirs, ours in names.items():
-            yield f"{place}.{theirs}", f"torch.distributed.{ours}"
+def _named(places: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return functions of torch.distributed by the full names that they have in each of some modules."""
+    return {f"{place}.{name}": f"torch.distributed.{ours}" for place in places.split() for name, ours in names.items()}
 
 
 def _each(places: str, names: str) -> list[str]:
@@ -28,19 +27,17 @@ _OF_RANKS = {"get_rank": "get_rank", "get_local_rank": "get_node_local_rank", "g
 _AS_TORCHS = {name: name for name in ("barrier", "all_reduce", "broadcast")}
 _WARMUPS = ("constant", "cosine", "cosine_with_hard_restarts", "linear", "polynomial_decay")
 SAME: Mapping[str, str] = MappingProxyType(
-    dict(
-        (
-            *(
-                (f"transformers.{part}get_{shape}_schedule_with_warmup", "torch.optim.lr_scheduler.LambdaLR")
-                for part in ("", "optimization.")
-                for shape in _WARMUPS
-            ),
-            *_named(("mmengine.dist", "mmengine.dist.utils", "mmengine.dist.dist"), _OF_RANKS | _AS_TORCHS),
-            *_named(("detectron2.utils.comm", "fvcore.common.comm"), _OF_RANKS | {"synchronize": "barrier"}),
-            *_named(("composer.utils.dist",), _OF_RANKS | _AS_TORCHS | {"get_global_rank": "get_rank"}),
-            ("composer.utils.dist.broadcast_object_list", "torch.distributed.broadcast_object_list"),
-        )
-    )
+    {
+        **{
+            f"transformers.{part}get_{shape}_schedule_with_warmup": "torch.optim.lr_scheduler.LambdaLR"
+            for part in ("", "optimization.")
+            for shape in _WARMUPS
+        },
+        **_named("mmengine.dist mmengine.dist.utils mmengine.dist.dist", _OF_RANKS | _AS_TORCHS),
+        **_named("detectron2.utils.comm fvcore.common.comm", _OF_RANKS | {"synchronize": "barrier"}),
+        **_named("composer.utils.dist", _OF_RANKS | _AS_TORCHS | {"get_global_rank": "get_rank"}),
+        "composer.utils.dist.broadcast_object_list": "torch.distributed.broadcast_object_list",
+    }
 )
 """Functions that do or make the same as one of torch from the same first arguments, by their full names."""
 
@@ -83,14 +80,6 @@ SEEDS_EVERYTHING = frozenset(
 SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
 """Names of functions that may fix random numbers."""
 ACCELERATE_STATES = frozenset({"accelerate.PartialState", "accelerate.state.PartialState"})
-METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        **dict.fromkeys(HUGGING_FACE_TRAINERS, frozenset({"train", "evaluate", "predict"})),
-        **dict.fromkeys(FABRICS, frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "save"})),
-        **dict.fromkeys(ACCELERATE_STATES, frozenset({"wait_for_everyone"})),
-    }
-)
-"""Methods that every rank must call, by the class of their object."""
 
 
 _MOVED = (
@@ -166,29 +155,19 @@ class Collective(msgspec.Struct, frozen=True):
     """Positions of the arguments that it writes."""
 
 
+_OF_TORCH: Mapping[str, Collective] = {
+    "all_reduce all_reduce_coalesced broadcast broadcast_object_list": Collective(2, True),
+    "all_gather all_gather_into_tensor all_gather_single _all_gather_base all_gather_object": Collective(2, True),
+    "gather gather_object": Collective(3, False, (1,)),
+    "reduce scatter scatter_object_list": Collective(3, False),
+    "reduce_scatter reduce_scatter_tensor reduce_scatter_single": Collective(3, False),
+    "all_to_all": Collective(2, False),
+    "all_to_all_single": Collective(4, False),
+    "barrier monitored_barrier": Collective(0, True, ()),
+    "init_process_group": Collective(-1, True, ()),
+}
 COLLECTIVES: Mapping[str, Collective] = {
-    "torch.distributed.all_reduce": Collective(2, True),
-    "torch.distributed.all_reduce_coalesced": Collective(2, True),
-    "torch.distributed.broadcast": Collective(2, True),
-    "torch.distributed.broadcast_object_list": Collective(2, True),
-    "torch.distributed.all_gather": Collective(2, True),
-    "torch.distributed.all_gather_into_tensor": Collective(2, True),
-    "torch.distributed.all_gather_single": Collective(2, True),
-    "torch.distributed._all_gather_base": Collective(2, True),
-    "torch.distributed.all_gather_object": Collective(2, True),
-    "torch.distributed.reduce": Collective(3, False),
-    "torch.distributed.gather": Collective(3, False, (1,)),
-    "torch.distributed.gather_object": Collective(3, False, (1,)),
-    "torch.distributed.scatter": Collective(3, False),
-    "torch.distributed.scatter_object_list": Collective(3, False),
-    "torch.distributed.reduce_scatter": Collective(3, False),
-    "torch.distributed.reduce_scatter_tensor": Collective(3, False),
-    "torch.distributed.reduce_scatter_single": Collective(3, False),
-    "torch.distributed.all_to_all": Collective(2, False),
-    "torch.distributed.all_to_all_single": Collective(4, False),
-    "torch.distributed.barrier": Collective(0, True, ()),
-    "torch.distributed.monitored_barrier": Collective(0, True, ()),
-    "torch.distributed.init_process_group": Collective(-1, True, ()),
+    **{name: how for names, how in _OF_TORCH.items() for name in _each("torch.distributed", names)},
     **{
         f"torch.distributed.checkpoint.{name}": Collective(2 if name.endswith("_dict") else -1, True, ())
         for name in ("save", "load", "async_save", "save_state_dict", "load_state_dict")
@@ -207,7 +186,9 @@ COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     # "This method will hang … if it's called just for the process with rank 0", its documentation says of saving.
     ENGINE: frozenset({"save_checkpoint", "load_checkpoint"}),
     "torch.distributed.fsdp.FullyShardedDataParallel": frozenset({"state_dict", "clip_grad_norm_"}),
-    **METHODS,
+    **dict.fromkeys(HUGGING_FACE_TRAINERS, frozenset({"train", "evaluate", "predict"})),
+    **dict.fromkeys(FABRICS, frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "save"})),
+    **dict.fromkeys(ACCELERATE_STATES, frozenset({"wait_for_everyone"})),
 }
 """Methods that every rank must call, by the class of their object."""
 METRICS = "torchmetrics."

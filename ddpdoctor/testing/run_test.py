@@ -211,7 +211,8 @@ class _Run:
                 return
             if spent_s > LOOK_AFTER_S and now_s - looked_s >= LOOK_EVERY_S:
                 looked_s = now_s
-                if self._eyes().proves(self._deadline_ns(spent_s), self._statuses()):
+                deadline_ns = time.time_ns() + int((self._body.timeout_s - spent_s) * 1e9)
+                if self._eyes().proves(deadline_ns, self._statuses()):
                     self._end.stopped = "proof"
                     return
 
@@ -273,14 +274,10 @@ class _Run:
         return self._judged
 
     def _tell(self) -> None:
-        told = self._eyes().texts(self._end.stopped, self._statuses())
-        self._end.verdict, self._end.account = told
+        self._end.verdict, self._end.account = self._eyes().texts(self._end.stopped, self._statuses())
 
     def _statuses(self) -> dict[int, int]:
         return {rank.pid: rank.status for rank in self._end.ranks if rank.status is not None}
-
-    def _deadline_ns(self, spent_s: float) -> int:
-        return time.time_ns() + int((self._body.timeout_s - spent_s) * 1e9)
 
     def _take_in_coverage(self, rank: int) -> None:
         path = self._directory / ranks.COVERAGE_FILE.format(rank)

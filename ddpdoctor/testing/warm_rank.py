@@ -9,7 +9,6 @@ Each rank has a process of its own, and so the hashes of its strings, the order 
 from __future__ import annotations
 
 import ast
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -28,15 +27,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpdoctor.probe.process import end_with_parent
+from ddpdoctor.probe.process import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_with_parent, process_control
 from ddpdoctor.testing import ranks
 from ddpdoctor.testing.hooks import RankHooks
 
 LOOK_EVERY_S = 0.02
 MOST_TEXT = 30_000
 _MOST_LEARNED = 1_000
-_SET_PARENT_DEATH_SIGNAL = 1
-_SET_CHILD_SUBREAPER = 36
 
 
 class _Ended(Exception):
@@ -47,7 +44,7 @@ def serve(control: socket.socket, first: dict[str, Any]) -> None:
     """Run one test after another until the other end is closed; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest gets it as well, and ends the ranks.
     end_with_parent(int(first["pytest"]))
-    _process_control(_SET_CHILD_SUBREAPER, 1)
+    process_control(SET_CHILD_SUBREAPER, 1)
     try:
         import torch
         import torch.distributed
@@ -77,7 +74,7 @@ def _run_one(
     uses_gpu: Callable[[], bool],
 ) -> None:
     # Whoever only waits sees that pytest is gone, and ends what its tests have left before it goes as well.
-    _process_control(_SET_PARENT_DEATH_SIGNAL, 0)
+    process_control(SET_PARENT_DEATH_SIGNAL, 0)
     content, descriptors, _, _ = socket.recv_fds(control, ranks.MESSAGE_BYTES, 4)
     if not content:
         raise _Ended
@@ -110,7 +107,7 @@ def _run_one(
         run(hooks, torch, module, test, directory, rank, talk, lambda: _teach(teaches, known))
     talk.close()
     os.close(teaches)
-    _process_control(_SET_PARENT_DEATH_SIGNAL, 0)
+    process_control(SET_PARENT_DEATH_SIGNAL, 0)
     _send(control, started=pid, forked=True)
     status = _status_of(control, pid)
     _send(control, gone=pid, status=status)
@@ -185,13 +182,6 @@ def _send(control: socket.socket, **message: object) -> None:
 
 def _traceback() -> str:
     return traceback.format_exc()[-MOST_TEXT:]
-
-
-def _process_control(option: int, value: int) -> None:
-    try:
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-    except (OSError, AttributeError):
-        return
 
 
 # Imports the user's test modules into a rank, under the names and with the rewritten assertions that pytest gives.

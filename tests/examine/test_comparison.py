@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.examine.rehearsal_variants import is_compared
+from ddpdoctor.examine.one_script import is_compared
 from ddpdoctor.launch.request import RehearsalRequest
 
 REQUEST = RehearsalRequest(script=Path("/train.py"))

@@ -315,7 +315,9 @@ class Diffuses:
 def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diffuses, "from_pretrained", Diffuses.__dict__["from_pretrained"])
     said: list[str] = []
-    language_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
+    language_models.serve_diffusers(
+        "ModelMixin", "weights", "random ones", SimpleNamespace(ModelMixin=Diffuses), said.append, ""
+    )
     encoder: Any = type("AutoencoderKL", (Diffuses,), {})
     other: Any = type("Other", (Diffuses,), {})
     assert encoder.from_pretrained("here") == "the real one" and not said

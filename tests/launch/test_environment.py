@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch import request
-from ddpdoctor.launch.environment import BOOT_DIRECTORY, recorded_environment, rehearsal_environment
+from ddpdoctor.launch.environment import BOOT_DIRECTORY, rehearsal_environment
 from ddpdoctor.launch.request import Launch
+from ddpdoctor.probe.environment import recorded_environment
 
 
 def test_an_outer_launcher_leaves_no_trace() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ddpdoctor.checks.speed import straggler
+from ddpdoctor.checks.speed import exposed_communication, straggler
 from ddpdoctor.record.layout import CORE_WAIT, KERNEL_TIME, PAGE_FAULTS
 from ddpdoctor.record.streams.measured import Gauge
 from tests.checks.test_speed import COMPUTE, said
@@ -55,6 +55,9 @@ def test_what_explains_less_than_half_of_the_wait_is_no_cause(gauges: tuple[Gaug
 def test_other_programs_on_the_cores_are_the_cause_only_where_they_last() -> None:
     waits = tuple(lost(CORE_WAIT, 200_000, 16_000_000))
     assert said(straggler, MeasuredJob(2).run(60, COMPUTE, SLOWER), gauges=waits) == []
+    much, most = {1: {"forward": 60.0}}, tuple(lost(CORE_WAIT, 200_000, 55_000_000))
+    # Nor do the ranks take turns then.
+    assert said(exposed_communication, MeasuredJob(2).run(60, COMPUTE, much), gauges=most) == []
     (finding,) = said(straggler, MeasuredJob(2).run(150, COMPUTE, SLOWER), gauges=waits)
     assert finding.title.endswith(" because of what else runs on its cores")
     assert finding.evidence[-1].text == "rank 1 waits 16.0 ms of a step for a free core, and the others 0.20 ms"

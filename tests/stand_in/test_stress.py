@@ -9,7 +9,7 @@ from typing import Any
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.examine.rehearsal_variants import Variant, noted, variants, with_variant
+from ddpdoctor.examine.one_script import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.findings import merge
 from tests.check_command import check

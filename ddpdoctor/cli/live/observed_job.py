@@ -74,8 +74,9 @@ def _plan(
 ) -> dict[str, Any]:
     import msgspec
 
-    from ddpdoctor.launch.environment import network_interfaces, recorded_environment
     from ddpdoctor.launch.interpreter import commit_of
+    from ddpdoctor.probe.environment import recorded_environment
+    from ddpdoctor.probe.free_port import network_interfaces
     from ddpdoctor.record.model import Job
 
     here = Path.cwd()

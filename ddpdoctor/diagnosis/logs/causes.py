@@ -38,7 +38,9 @@ FOLLOWS: Mapping[str, frozenset[str]] = {
     # A rank waits for one that never connected, or whose connection had been lost.
     "timed-out": frozenset({"no-rendezvous", "lost-by-nccl"}),
     # A traceback of which the exception is not there: what is known in words comes before it.
-    "cut": _BY_ITSELF | _LOST | {"timed-out", "stuck", "nccl", "no-rendezvous"},
+    "cut": _BY_ITSELF | _LOST | {"timed-out", "stuck", "nccl", "no-rendezvous", "killed-by-scheduler"},
+    # Another agent has closed it, because its own ranks had ended.
+    "closed": _BY_ITSELF | _LOST | {"timed-out", "stuck", "nccl", "killed-by-scheduler"},
     "stuck": _BY_ITSELF | {"timed-out", "lost-by-nccl", "nccl", "no-rendezvous"},
 }
 """By the name of an event, from which others it can follow. What a process suffers by itself follows from nothing."""
@@ -59,6 +61,8 @@ def name_of(one: Incident) -> str:
         return _SIGNALLED.get(one.signal or 0, "crashed")
     if is_cut(one):
         return "cut"
+    if one.kind == "no-rendezvous" and "RendezvousClosedError" in f"{one.type} {one.message}":
+        return "closed"
     if one.kind == "nccl" and one.passed_on:
         return "nccl-passed-on"
     if one.kind == "lost-peer" and one.type == "NCCL WARN":

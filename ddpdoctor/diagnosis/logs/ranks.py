@@ -111,11 +111,25 @@ def with_ranks(incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> 
             incident = replace(incident, rank=left[0])
         elif incident.rank is None and incident.message in native and not incident.frames and len(aborted) == 1:
             incident = replace(incident, rank=aborted[0])
+        elif incident.rank is None and (incident.kind in _OF_A_DEVICE or incident.trouble == "out-of-memory"):
+            incident = replace(incident, rank=_repeated_by(incident, known))
         elif incident.rank is None and incident.kind == "signalled" and incident.signal:
             same = [ending.rank for ending in endings if ending.exit_code == -incident.signal]
             incident = replace(incident, rank=same[0]) if len(same) == 1 else incident
         found.append(incident)
     return tuple(found)
+
+
+_OF_A_DEVICE = frozenset({"gpu", "cuda"})
+_LEAST_REPEATED = 20
+"""Characters of a message that are said by chance alike."""
+
+
+def _repeated_by(one: Incident, incidents: Sequence[Incident]) -> int | None:
+    """Return the only rank that says the same of its device once more: its watchdog, or whoever catches the error."""
+    said = one.message.partition("\n")[0].removeprefix(f"{one.type}: ")
+    ranks = {other.rank for other in incidents if other.rank is not None and said in other.message}
+    return next(iter(ranks)) if len(ranks) == 1 and len(said) >= _LEAST_REPEATED else None
 
 
 def unexplained(endings: Sequence[RankEnding], incidents: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,8 @@ from ddpdoctor.record.model import RunRecord
 
 UNEVEN_MARGIN = 2.0
 """By what the waiting of ranks that take turns in being late has to exceed the threshold: a busy machine shows some."""
+IN_TURNS = 0.5
+"""Of the mean wait, what the rank that waits least waits where ranks take turns: who hardly waits is late himself."""
 WELL_HIDDEN = 0.5
 """Share of the communication window from which on the overlap is no matter."""
 BARRIERS = frozenset({"barrier", "monitored_barrier"})
@@ -54,7 +57,10 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     found = []
     if holds(record, lambda part: transfer_share(part) > limit):
         found.append(_exposure("transfer", record, transfer_share))
-    elif holds(record, lambda part: _waiting_share(part) > limit * UNEVEN_MARGIN) and straggler(record) is None:
+    elif (
+        holds(record, lambda part: _in_turns(part) and _waiting_share(part) > limit * UNEVEN_MARGIN)
+        and straggler(record) is None
+    ):
         found.append(_exposure("uneven", record, _waiting_share))
     if holds(record, lambda part: _explicit_share(part, apart) > limit):
         found.append(_exposure("explicit", record, lambda part: _explicit_share(part, apart), apart))
@@ -70,6 +76,12 @@ def transfer_share(summary: RunSummary) -> float:
 def _waiting_share(summary: RunSummary) -> float:
     phases = summary.phases
     return (phases.exposed_waiting_ns or 0.0) / phases.step_ns if phases is not None else 0.0
+
+
+def _in_turns(summary: RunSummary) -> bool:
+    """Return whether all ranks wait for others, and not all of them for the same."""
+    waits_ns = [rank.waiting_ns for rank in summary.ranks if rank.waiting_ns is not None]
+    return bool(waits_ns) and min(waits_ns) >= IN_TURNS * fmean(waits_ns)
 
 
 def _explicit_share(summary: RunSummary, apart: Set[str]) -> float:

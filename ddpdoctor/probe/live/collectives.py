@@ -23,35 +23,21 @@ from .observer import Observer
 _now_ns = time.monotonic_ns
 Call = tuple[int, int, int, int]
 """Kind, group, sequence number and bytes."""
-_PAYLOAD = {
-    "all_reduce": (0, "tensor"),
+_PAYLOAD: dict[str, Optional[tuple[int, str]]] = {
+    **dict.fromkeys(("all_reduce", "broadcast", "reduce", "gather", "scatter"), (0, "tensor")),
+    **dict.fromkeys(("send", "recv", "isend", "irecv"), (0, "tensor")),
     "all_reduce_coalesced": (0, "tensors"),
-    "broadcast": (0, "tensor"),
-    "reduce": (0, "tensor"),
     "all_gather": (0, "tensor_list"),
     "all_gather_into_tensor": (0, "output_tensor"),
     "all_gather_single": (0, "output_tensor"),
     "all_gather_coalesced": (0, "output_tensor_lists"),
-    "gather": (0, "tensor"),
-    "scatter": (0, "tensor"),
     "reduce_scatter": (1, "input_list"),
     "reduce_scatter_tensor": (1, "input"),
     "reduce_scatter_single": (1, "input"),
     "all_to_all": (1, "input_tensor_list"),
     "all_to_all_single": (1, "input"),
-    "barrier": None,
-    "monitored_barrier": None,
-    "send": (0, "tensor"),
-    "recv": (0, "tensor"),
-    "isend": (0, "tensor"),
-    "irecv": (0, "tensor"),
-    "batch_isend_irecv": None,
-    "all_gather_object": None,
-    "gather_object": None,
-    "broadcast_object_list": None,
-    "scatter_object_list": None,
-    "send_object_list": None,
-    "recv_object_list": None,
+    **dict.fromkeys(("barrier", "monitored_barrier", "batch_isend_irecv", "all_gather_object", "gather_object")),
+    **dict.fromkeys(("broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list")),
 }
 """Functions, and where each has the largest of what it moves; None for those whose arguments do not show it."""
 _SAME = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}

@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, NoReturn
 
 from ...record.writer import from_system
@@ -19,7 +20,7 @@ from .. import user_code
 from ..groups import GroupBook
 from ..journal import Journal
 from ..torch_compat import Capabilities
-from ..user_code import elements, origin_of
+from ..user_code import origin_of
 
 # What an entry of torch's flight recorder means: the names of kinds and dtypes.
 
@@ -34,25 +35,23 @@ KINDS = {
 }
 """Names in the recorder, as users spell them."""
 DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8),
+    "Int": ("int32", 4),
+    "Short": ("int16", 2),
+    "Char": ("int8", 1),
+    "Byte": ("uint8", 1),
 }
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+"""Names of types in it, as users spell them, and the bytes of an element."""
 
 
 def described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
     """Return the fields of a signature; ``dtype`` is torch's name of it."""
-    name = DTYPES.get(dtype, dtype.lower())
-    size_bytes = sum(map(elements, shapes)) * BYTES.get(name, 1)
-    return user_code.described(kind, shapes, name, size_bytes, origin)
+    name, element_bytes = DTYPES.get(dtype, (dtype.lower(), 1))
+    return user_code.described(kind, shapes, name, sum(map(prod, shapes)) * element_bytes, origin)
 
 
 # Keeps torch's flight recorder from importing torch's compiler in our thread.

@@ -36,12 +36,7 @@ class StandingLine:
 
         So an evaluation is located at the line that calls it, and a loop that makes steps nowhere.
         """
-        frames = []
-        while frame is not None:
-            if self._user_code.holds(frame.f_code.co_filename):
-                frames.append(frame)
-            frame = frame.f_back
-        frames.reverse()
+        frames = list(self._user_code.own(frame))[::-1]
         before, self._known = self._known, []
         stands, found = True, None
         for number, own in enumerate(frames):

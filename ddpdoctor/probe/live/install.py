@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ...record import layout
-from ..environment import KEPT, Settings
+from ..environment import Settings, recorded_environment
+from ..free_port import network_interfaces
 from ..groups import GroupBook, Groups
 from ..journal import Journal
 from ..nonfinite import NonFinite
@@ -193,8 +193,8 @@ class NodeMeeting:
         self._journal.event(
             "host",
             name=os.uname().nodename,
-            interfaces=_interfaces(),
-            environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
+            interfaces=network_interfaces(),
+            environment=recorded_environment(os.environ),
             cores=sorted(os.sched_getaffinity(0)),
         )
         self.end()
@@ -272,13 +272,6 @@ class NodeMeeting:
             return self._read
         except (OSError, ValueError):
             return ""
-
-
-def _interfaces() -> list[str]:
-    try:
-        return [name for _, name in socket.if_nameindex()]
-    except (OSError, AttributeError):
-        return []
 
 
 # The forwards of sharded modules, as phases of a step, and that their collectives count in backward, too.

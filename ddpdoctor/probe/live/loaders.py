@@ -291,7 +291,7 @@ class Passes:
         if current.drawn is not None:
             base = base_indices(iterator._dataset, current.drawn, self._torch)
             name = self._journal.writer.write_indices(current.number, array("q", sorted(base)))
-            fields = {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
+            fields = {"index_count": len(base), "index_digest": digest_of(base.tobytes()), "indices": name}
         self._journal.event(
             "pass_ended",
             number=current.number,

@@ -20,10 +20,10 @@ from ..groups import GroupBook
 from ..journal import Journal
 from ..process import is_echo, text_of
 from ..torch_compat import on_call
-from ..user_code import described, origin_of, sharded_module
+from ..user_code import described, origin_of, outwards, sharded_module, tree_around
 from .loop_subjects import KINDS as NAMED_KINDS
-from .loop_subjects import Subjects, covering, tree_around
-from .training.reduction import ReducedLosses
+from .loop_subjects import Subjects, covering
+from .training.reduction import ReducedLosses, last_name
 
 # Uses of a group by ranks that are no members of it: torch then does nothing but warn.
 
@@ -44,9 +44,6 @@ def hook_non_member_calls(journal: Journal, torch: Any) -> None:
             journal.event("outsider_call", operation=str(arguments[0]), site=site)
 
     on_call(journal, module, "_warn_not_in_group", before=note, harms=("outsider_calls",))
-
-
-# What stands at a line of the user's code, for the collectives that a rehearsal looks at more closely.
 
 
 # The reduce operation of a collective that is about to start, as a number that indexes `REDUCE_OPS`.
@@ -99,13 +96,12 @@ class DictEntries:
         """Return the name of the dictionary with as many entries as a tensor has elements, or an empty text."""
         if self.has_none(site):
             return ""
-        while frame is not None and not self._journal.user_code.holds(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = next(self._journal.user_code.own(frame), None)
         if frame is None:
             return ""
         if site not in self._put_together:
-            self._put_together[site] = False
-            self._put_together[site] = puts_together(tree_around(frame), frame.f_lineno)
+            tree = tree_around(frame)
+            self._put_together[site] = tree is not None and puts_together(tree, frame.f_lineno)
         if not self._put_together[site] or not 0 < elements <= MOST_ENTRIES:
             return ""
         variables = list(frame.f_locals.items())[:MOST_VARIABLES]
@@ -132,13 +128,9 @@ def puts_together(tree: ast.AST, line: int) -> bool:
     return any(
         isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id in given for target in node.targets)
-        and any(isinstance(call, ast.Call) and _last_name(call.func) in _PUTS_TOGETHER for call in ast.walk(node.value))
+        and any(isinstance(call, ast.Call) and last_name(call.func) in _PUTS_TOGETHER for call in ast.walk(node.value))
         for node in ast.walk(inside)
     )
-
-
-def _last_name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 Arguments = tuple[str, Optional[int], Optional[int], Optional[int]]
@@ -426,19 +418,14 @@ class ThreadsOfGroups:
             return
 
     def _is_at_work(self, frame: Optional[FrameType]) -> bool:
-        while frame is not None:
-            if not self._journal.user_code.is_standard_library(frame.f_code.co_filename):
-                return True
-            frame = frame.f_back
-        return False
+        is_pythons = self._journal.user_code.is_standard_library
+        return any(not is_pythons(one.f_code.co_filename) for one in outwards(frame))
 
 
 def _frames(frame: Optional[FrameType]) -> Iterator[tuple[str, str]]:
     """Yield file and function of a frame and of those that led to it, but ours: the stand-in's stand for torch's."""
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OURS):
-            yield frame.f_code.co_filename, frame.f_code.co_name
-        frame = frame.f_back
+    codes = (one.f_code for one in outwards(frame))
+    return ((code.co_filename, code.co_name) for code in codes if not code.co_filename.startswith(_OURS))
 
 
 def _is_process_group(argument: Any) -> bool:

@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Optional
 
 from ..journal import Journal
+from ..user_code import outwards
 
 PATIENCE = 100_000
 """A function that ran so many lines without a new one is watched no longer, and nothing is reported of it."""
@@ -73,12 +74,10 @@ class Lines:
 
     def _trace(self) -> None:
         self._tracing, self._until_s = True, time.monotonic() + TRACED_AT_MOST_S
-        frame: Optional[FrameType] = sys._getframe()
-        while frame is not None:
+        for frame in outwards(sys._getframe()):
             frame.f_trace = self._on_call(frame, "call", None)
             if frame.f_trace is not None:
                 frame.f_trace(frame, "line", None)  # the line that it is at
-            frame = frame.f_back
         sys.settrace(self._on_call)
         threading.settrace(self._on_call)
         os.register_at_fork(after_in_child=self._stop)

@@ -14,13 +14,13 @@ from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn, install_compiling
 from ..stand_in.process_groups import average_on_gloo
-from ..user_code import calling_frame
+from ..user_code import beyond, calling_frame
 from .collective_hook import CollectiveHook, hook_non_member_calls
 from .data.lengths import cut_batches
 from .data.loaders import Loaders
 from .data.samples import Division, Randomness, Samples
 from .executed_lines import Lines
-from .files import no_touch, overlay
+from .files import no_touch
 from .files.accesses import Accesses, listen
 from .files.created_log import Checkpoints
 from .files.open_files import share_directories
@@ -29,8 +29,7 @@ from .pretend.providers import Pretence
 from .rendezvous import Rendezvous, hook_network
 from .resume_trace import ResumeTrace
 from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
-from .stress import Stress
-from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep, hook_terminal
+from .surroundings import DeviceChoices, Failure, LightningTrainers, Stress, hook_sleep, hook_terminal
 from .training.ddp_modules import HostReads, Modules, ShardedModules
 from .training.emptied import Emptied
 from .training.reduction import ReducedLosses
@@ -66,7 +65,7 @@ class Rehearsal:
             journal.guarded(self._lines.start_before_torch, harms=("lines",))
             journal.on_beat = self._beat
         mount_points = journal.plan.get("mount_points")
-        self._process_end.consequence = lambda error: overlay.caused(error, mount_points)
+        self._process_end.consequence = lambda error: no_touch.caused_by_overlay(error, mount_points)
         self._process_end.after_raising = Failure(journal, self._rendezvous.started).stay
         no_touch.install(
             journal.run_directory,
@@ -175,7 +174,7 @@ class Rehearsal:
         self._modules = modules
         self._process_end.before_report = self._close
         self._process_end.consequence = lambda error: (
-            overlay.caused(error, plan.get("mount_points"))
+            no_touch.caused_by_overlay(error, plan.get("mount_points"))
             or loaders.caused(error)
             or (stand_in.caused(error) if stand_in is not None else "")
         )
@@ -207,16 +206,15 @@ class Rehearsal:
 
     def _is_by_user(self) -> bool:
         """Return whether the user's own code is at work, and no library."""
-        frame = calling_frame()
-        while frame is not None and frame.f_code.co_filename == ctypes.__file__:
-            frame = frame.f_back
+        frame = beyond(calling_frame(), (ctypes.__file__,))
         return frame is not None and self._journal.user_code.holds(frame.f_code.co_filename)
 
     def _child_started(self, command: str, keeps_the_rules: bool) -> None:
         """Note a program that the user's code starts; what torch starts for itself is no news."""
         site = self._journal.here()
         if site >= 0:
-            self._journal.event("child", command=command[:500], held=keeps_the_rules, site=site)
+            action = "held-child" if keeps_the_rules else "child-process"
+            self._journal.event("file", action=action, detail=command[:500], site=site)
 
     def _refused(self, action: str, path: str, sentence: str) -> None:
         journal = self._journal

@@ -7,34 +7,21 @@ text that it counts with, or by the name under which the script holds the tensor
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 from ..journal import Journal
 from ..observed import tensor_digest
+from ..user_code import tree_around
 
 # What stands at a line of the user's code, for the collectives that a rehearsal looks at more closely.
-
-TREES_KEPT = 8
-"""Collectives of a few files come in turn, which need not be parsed anew for each of their lines."""
-
-
-def tree_around(frame: FrameType) -> ast.AST:
-    """Return the file that a frame runs."""
-    return _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
 
 
 def covering(tree: ast.AST, line: int) -> list[ast.AST]:
     """Return the statements and expressions that a line is part of."""
     return [node for node in ast.walk(tree) if covers(node, line)]
-
-
-@lru_cache(maxsize=TREES_KEPT)
-def _parsed(text: str) -> ast.AST:
-    return ast.parse(text)
 
 
 def covers(node: ast.AST, line: int) -> bool:
@@ -87,11 +74,8 @@ class Subjects:
         if around is None or self._named >= MOST_NAMED:
             return ""
         self._named += 1
-        held: Mapping[str, Any] = {}
-        for depth, own in enumerate(self._frames(frame)):
-            if depth == around.depth:
-                held = own.f_locals
-                break
+        own = next(islice(self._frames(frame), around.depth, None), None)
+        held: Mapping[str, Any] = {} if own is None else own.f_locals
         values = [held[name] for name in around.targets if name in held]
         texts = [repr(value)[:100] for value in values if isinstance(value, str)]
         tensors = [value for value in values if isinstance(value, self._torch.Tensor)]
@@ -105,18 +89,14 @@ class Subjects:
 
     def _find(self, frame: FrameType) -> Optional[Around]:
         for depth, own in enumerate(self._frames(frame)):
-            targets = loop_targets(tree_around(own), own.f_lineno)
+            tree = tree_around(own)
+            targets = () if tree is None else loop_targets(tree, own.f_lineno)
             if targets:
                 return Around(depth, targets)
         return None
 
     def _frames(self, frame: Optional[FrameType]) -> Iterator[FrameType]:
-        found = 0
-        while frame is not None and found < FRAMES_SEARCHED:
-            if self._journal.user_code.holds(frame.f_code.co_filename):
-                found += 1
-                yield frame
-            frame = frame.f_back
+        return islice(self._journal.user_code.own(frame), FRAMES_SEARCHED)
 
     def _content(self, tensor: Any) -> str:
         """Return a name for a parameter of no wrapped module: replicas hold the same numbers."""

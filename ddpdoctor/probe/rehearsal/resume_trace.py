@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from ..journal import Journal
 from ..nonfinite import Batch
-from ..observed import tensor_digest
+from ..observed import parameters_of, tensor_digest
 from ..torch_compat import after_import, on_call
 from .files.snapshot import copy_files, new_files
 from .training.ddp_modules import Modules
@@ -92,8 +92,7 @@ class ResumeTrace:
         for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
             after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
         after_import("safetensors.torch", self._hook_safetensors)
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        for owner, known in ((scaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
+        for owner, known in ((torch.amp.GradScaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
             listen(owner, "__init__", after=functools.partial(_remember, known))
         # The package hides its module of the same name.
         optimizers = sys.modules["torch.optim.optimizer"]
@@ -146,7 +145,7 @@ class ResumeTrace:
 
     def _step_begins(self, optimizer: Any) -> None:
         if self._row:
-            stepped = [one for group in optimizer.param_groups for one in group["params"]][:MOST_TENSORS]
+            stepped = parameters_of(optimizer)[:MOST_TENSORS]
             # The norm of one that is spread over ranks is a collective.
             plain = [one.grad if type(one.grad) is self._torch.Tensor else None for one in stepped]
             self._row["gradients"] = [0.0 if one is None else float(one.detach().norm()) for one in plain]
@@ -200,7 +199,7 @@ class ResumeTrace:
             for wrap, name, buffer in itertools.islice(self._modules.saved_buffers(), MOST_TENSORS)
         }
         optimizers = [one for one in self._optimizers if any(one.param_groups)]
-        optimizers.sort(key=lambda one: (type(one).__name__, sum(len(group["params"]) for group in one.param_groups)))
+        optimizers.sort(key=lambda one: (type(one).__name__, len(parameters_of(one))))
         return {
             "weights": tensors,
             "buffers": buffers,
@@ -349,11 +348,9 @@ class ResumeTrace:
     ) -> None:
         """Copy what the job has written beside its checkpoints; by one rank of all."""
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
-        found = [one for folder in self._folders() for one in new_files(folder, began_s)]
+        folders = dict.fromkeys(os.path.dirname(path) for path in self._paths)
+        found = [one for folder in folders for one in new_files(folder, began_s)]
         copy_files(os.path.join(self._journal.run_directory, "snapshot", name), [*found, *others], step, torn)
-
-    def _folders(self) -> list[str]:
-        return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
 
 
 def _remember(known: Any, _: FrameType, arguments: tuple[Any, ...], __: dict[str, Any]) -> None:
@@ -380,8 +377,7 @@ def _state_of(optimizer: Any) -> list[Any]:
     """Return the state of an optimizer in the order of its parameters."""
     return [
         {name: optimizer.state[parameter][name] for name in sorted(optimizer.state.get(parameter, {}), key=str)}
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        for parameter in parameters_of(optimizer)
     ]
 
 

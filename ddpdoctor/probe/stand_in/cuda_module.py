@@ -55,6 +55,10 @@ def _refuse(name: str) -> NoReturn:
 # Streams and events of the stand-in: everything is done when the call returns, so waiting is nothing.
 
 
+def _return_at_once(self: Any, other: Any = None) -> None:
+    """Wait for nothing: nothing runs behind the caller's back."""
+
+
 def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
     """Return ``Stream``, ``ExternalStream``, ``Event`` and the context manager ``StreamContext`` of ``torch.cuda``."""
 
@@ -71,17 +75,13 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             self.enable_timing = enable_timing
             self._time_s: Optional[float] = None
 
+        wait = synchronize = _return_at_once
+
         def record(self, stream: Any = None) -> None:
             self._time_s = time.perf_counter()
 
-        def wait(self, stream: Any = None) -> None:
-            """Return at once: nothing runs behind the caller's back."""
-
         def query(self) -> bool:
             return True
-
-        def synchronize(self) -> None:
-            """Return at once: nothing runs behind the caller's back."""
 
         def elapsed_time(self, end_event: Any) -> float:
             """Return the milliseconds between two recorded events; raise what CUDA raises when one lacks."""
@@ -100,11 +100,7 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             self.priority = priority
             self.cuda_stream = self.stream_id = id(self)
 
-        def wait_event(self, event: Any) -> None:
-            """Return at once: nothing runs behind the caller's back."""
-
-        def wait_stream(self, stream: Any) -> None:
-            """Return at once: nothing runs behind the caller's back."""
+        wait_event = wait_stream = synchronize = _return_at_once
 
         def record_event(self, event: Any = None) -> Any:
             event = Event() if event is None else event
@@ -116,9 +112,6 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
 
         def is_capturing(self) -> bool:
             return False
-
-        def synchronize(self) -> None:
-            """Return at once: nothing runs behind the caller's back."""
 
         def __enter__(self) -> Any:
             self._entered = StreamContext(self)
@@ -258,22 +251,23 @@ def install(torch: Any, devices: Devices) -> None:
         },
     }
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
-        for name, answer in answers.items():
-            if hasattr(module, name):
-                setattr(module, name, answer)
+        _put(module, answers)
     for name, behind in _BEHIND.items():
         setattr(torch._C, name, _another(answers[behind]))
-    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        if hasattr(cuda.nvtx, name):
-            setattr(cuda.nvtx, name, _always(0))
-    for name in ("start", "stop", "init"):
-        if hasattr(cuda.profiler, name):
-            setattr(cuda.profiler, name, _always(None))
+    _put(cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark", "range_start", "range_end"), _always(0)))
+    _put(cuda.profiler, dict.fromkeys(("start", "stop", "init"), _always(None)))
     for name in ("Stream", "Event"):
         if hasattr(torch, name):
             setattr(torch, name, for_any_device(getattr(torch, name), answers[name], devices))
     if hasattr(torch, "accelerator"):
         _accelerator(torch, devices, answers)
+
+
+def _put(owner: Any, answers: dict[str, Any]) -> None:
+    """Put answers in the place of what this torch has of these names."""
+    for name, answer in answers.items():
+        if hasattr(owner, name):
+            setattr(owner, name, answer)
 
 
 def _another(function: Any) -> Any:
@@ -449,9 +443,7 @@ def _accelerator(torch: Any, devices: Devices, answers: dict[str, Any]) -> None:
         "device_index": device_index,
         **{name: answers[name] for name in (*_ZEROS, *_NOTHING, "memory_stats") if name in answers},
     }
-    for name, answer in replaced.items():
-        if hasattr(torch.accelerator, name):
-            setattr(torch.accelerator, name, answer)
+    _put(torch.accelerator, replaced)
 
 
 # The GPUs that the stand-in pretends: how many, which is current, and what a device that a user names becomes.

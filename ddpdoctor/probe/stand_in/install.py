@@ -9,7 +9,8 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from types import FunctionType, TracebackType
+from traceback import walk_tb
+from types import FunctionType
 from typing import Any, Optional
 
 from ..journal import Journal
@@ -207,9 +208,6 @@ def _storages(torch: Any, devices: Devices) -> None:
     torch.serialization.register_package(BEFORE_TORCH, lambda storage: None, restored)
 
 
-# What the stand-in cannot serve: an error with its name, at the user's line.
-
-
 # The function mode where torch switches it off: in threads, inside `backward()`, under default devices.
 
 
@@ -389,7 +387,8 @@ class StandIn:
             if isinstance(seen, StandInGap):
                 return "stand-in"
             seen = seen.__cause__ or seen.__context__
-        if _line_of(error.__traceback__) in self._location_reads:
+        raised = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+        if raised and raised[-1] in self._location_reads:
             return "stand-in"
         ours = not isinstance(error, (ImportError, KeyError, OSError))
         return "stand-in" if ours and _NEEDS_A_GPU.search(str(error)) else ""
@@ -408,14 +407,4 @@ class StandIn:
     def _note_location_read(self) -> None:
         """Note the user's line behind the function mode."""
         frame = sys._getframe(3)
-        line = (frame.f_code.co_filename, frame.f_lineno)
-        if line not in self._location_reads:
-            self._location_reads.add(line)
-
-
-def _line_of(trace: Optional[TracebackType]) -> tuple[str, int]:
-    line = ("", 0)
-    while trace is not None:
-        line = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        trace = trace.tb_next
-    return line
+        self._location_reads.add((frame.f_code.co_filename, frame.f_lineno))

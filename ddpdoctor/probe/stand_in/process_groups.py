@@ -242,20 +242,17 @@ def _data_parallel(torch: Any) -> None:
 
 def install_sync_batch_norm(torch: Any) -> None:
     """Give torch the kernels, and let the module's forward past its check of the device."""
-    for kernel in (_stats, _gather_stats, _normalise, _backward_reduce, _backward_input):
-        name = _NAMES[kernel.__name__]
+    kernels: dict[str, Callable[..., Any]] = {
+        "batch_norm_stats": _stats,
+        "batch_norm_gather_stats_with_counts": _gather_stats,
+        "batch_norm_elemt": _normalise,
+        "batch_norm_backward_reduce": _backward_reduce,
+        "batch_norm_backward_elemt": _backward_input,
+    }
+    for name, kernel in kernels.items():
         if hasattr(torch, name):
             setattr(torch, name, functools.partial(kernel, torch))
     _forward(torch)
-
-
-_NAMES = {
-    "_stats": "batch_norm_stats",
-    "_gather_stats": "batch_norm_gather_stats_with_counts",
-    "_normalise": "batch_norm_elemt",
-    "_backward_reduce": "batch_norm_backward_reduce",
-    "_backward_input": "batch_norm_backward_elemt",
-}
 
 
 def _over(tensor: Any) -> list[int]:

@@ -13,7 +13,7 @@ from ddpdoctor.record import events
 from ddpdoctor.record.assembly.completeness import Completeness, PassRows, second_claims
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
-from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, typed
+from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, tag_of, typed
 from ddpdoctor.record.joining import SITES
 from ddpdoctor.record.model import (
     STREAMS,
@@ -31,12 +31,10 @@ from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signatu
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
-    FileAction,
     FileEvent,
     MissingGradient,
     Pass,
     TrainingState,
-    WrapChange,
 )
 
 # Makes the stream of executed lines of what the ranks wrote about them.
@@ -217,74 +215,42 @@ class StateRows:
         loads.setdefault(key, []).append(self._site_of(pid, event.site))
 
 
-_ROWS = {
-    "wrap_change": "wrap_changes",
-    "loader": "loaders",
-    "forward": "forwards",
-    "backward": "backwards",
-    "optimizer_step": "optimizer_steps",
+_PUT_TOGETHER = (
+    "ranks", "groups", "waits", "wraps", "passes", "collectives", "missing_gradients", "training_states", "files",
+    "stacks", "lines", "step_tracks", "call_tracks", "gpus", "host_uses", "equivalence",
+)  # fmt: skip
+"""Streams of which a row is made of several events, or of none; in the others each event is a row."""
+_OF_CHILDREN = (
+    "seedings", "random_states", "parts", "holdings", "settings", "accesses", "device_uses", "device_choices",
+    "checkpoint_loads", "state_names", "forked_uses", "endless_loops", "cpu_threads", "optimizer_sizes",
+    "bucket_layouts", "gauges", "host_reads", "looks", "tensor_reads", "replica_digests", "resume_steps",
+    "unused_searches", "unfollowed_forwards",
+)  # fmt: skip
+"""Those of what counts in a process that works for a rank, too: its row is the rank's."""
+_NAMED_OTHERWISE = {
     "buffers": "buffers",
     "gradient_digests": "gradient_digests",
     "parameter_digests": "parameter_digests",
-    "parameters_made": "made_parameters",
-    "own_write": "own_writes",
-    "written_between": "written_between",
-    "gradients_taken": "gradients_taken",
-    "unheld_parameters": "unheld_parameters",
-    "plateau_step": "plateau_steps",
-    "uninitialised": "uninitialised",
-    "written_averages": "written_averages",
-    "reduced_loss": "reduced_losses",
-    "reduced_counts": "reduced_counts",
-    "summed_total": "summed_totals",
-    "memory_order": "memory_orders",
-    "cut_graph": "cut_graphs",
-    "outsider_call": "outsider_calls",
-    "handled": "handled",
-    "sharded_module": "sharded_modules",
-    "sharded_part": "sharded_parts",
-    "shared_group": "shared_groups",
-    "nonfinite": "nonfinites",
-    "resume_save": "resume_saves",
+    "made_parameters": "parameters_made",
+    "nonfinites": "nonfinite",
+    "checkpoint_loads": "checkpoint_loaded",
+    "looks": "looked",
 }
-"""Events that become a row of a stream as they are, and the stream."""
-_OF_CHILDREN = {
-    "seeding": "seedings",
-    "random_state": "random_states",
-    "part": "parts",
-    "holding": "holdings",
-    "setting": "settings",
-    "access": "accesses",
-    "device_use": "device_uses",
-    "device_choice": "device_choices",
-    "checkpoint_loaded": "checkpoint_loads",
-    "state_names": "state_names",
-    "forked_use": "forked_uses",
-    "endless_loop": "endless_loops",
-    "cpu_threads": "cpu_threads",
-    "optimizer_size": "optimizer_sizes",
-    "bucket_layout": "bucket_layouts",
-    "gauge": "gauges",
-    "host_read": "host_reads",
-    "looked": "looks",
-    "tensor_read": "tensor_reads",
-    "replica_digest": "replica_digests",
-    "resume_step": "resume_steps",
-    "unused_search": "unused_searches",
-    "unfollowed_forward": "unfollowed_forwards",
-}
-"""The same of what counts in a process that works for a rank, too: its row is the rank's."""
-_LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
-"""Streams that are lists of rows."""
-_OF_A_RANK = frozenset({*_ROWS, *_OF_CHILDREN, "pass_begun", "training_state"})
-"""Rows that mean something of a rank only."""
+"""Streams whose events are not called after the type of their rows."""
+
+
+@cache
+def _row_streams() -> Mapping[str, tuple[str, type[Any]]]:
+    """Return stream and type of the rows that are an event each, by its name."""
+    hints = get_type_hints(RunRecord)
+    kinds = {stream: get_args(hints[stream])[0] for stream in STREAMS if stream not in _PUT_TOGETHER}
+    return {_NAMED_OTHERWISE.get(stream) or tag_of(kind.__name__): (stream, kind) for stream, kind in kinds.items()}
 
 
 @cache
 def row_types() -> Mapping[str, type[Any]]:
     """Return the type of each row by the name of its event; that of a stream's rows is what ``RunRecord`` says."""
-    of_stream = {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecord).items() if name in _LISTED}
-    listed = {kind: of_stream[stream] for kind, stream in {**_ROWS, **_OF_CHILDREN}.items()}
+    listed = {name: kind for name, (_, kind) in _row_streams().items()}
     return {**listed, "signature": Signature, "wrap": Wrap, "pass_begun": Pass, "training_state": TrainingState}
 
 
@@ -311,7 +277,6 @@ class Assembly:
         """Addresses that the job asked for, with the line that did."""
         self.served: dict[str, tuple[str, int]] = {}
         """Those that it listens on itself."""
-        """Other machines that the script spoke to."""
         self.pretended: dict[str, None] = {}
         self.refusal: str = ""
         """Sentence of the first thing that the no-touch rule refused."""
@@ -323,7 +288,8 @@ class Assembly:
         self._local: dict[tuple[int, str, int], int] = {}
         """(process, kind, number there) -> number here."""
         self._group_counts: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._rows: dict[str, list[Any]] = {name: [] for name in _LISTED}
+        of_several = ("missing_gradients", "files", "stacks")
+        self._rows: dict[str, list[Any]] = {name: [] for name in (*dict(_row_streams().values()), *of_several)}
         self._gauges: dict[tuple[int, str], Gauge] = {}
         """The newest of each rank and name."""
         self._wraps: dict[tuple[int, int], Wrap] = {}
@@ -331,15 +297,14 @@ class Assembly:
         self._waits = WaitRows(self.book.rank_of, self._site)
         self._passes = PassRows(directory, self.book.rank_or_parent, self._converted)
         self._states = StateRows(self._converted, self._site)
-        self._early = EarlyEvents(_OF_A_RANK)
+        self._early = EarlyEvents(row_types().keys() - {"signature", "wrap"})
         self._lines = LineRows(self.book.rank_of)
         self._row_handlers: Mapping[str, Callable[[int, Row], None]] = {
             "signature": self._on_signature,
             "wrap": self._on_wrap,
             "pass_begun": self._passes.on_begun,
             "training_state": self._states.on_state,
-            **dict.fromkeys(_ROWS, self._on_row),
-            **dict.fromkeys(_OF_CHILDREN, self._on_row_of_child),
+            **dict.fromkeys(_row_streams(), self._on_row),
         }
         self._handlers: Mapping[type[Event], Callable[[int, Any], None]] = {
             events.Site: self._on_site,
@@ -348,7 +313,6 @@ class Assembly:
             events.WaitEnded: self._waits.on_ended,
             events.Led: self._waits.on_led,
             events.CommunicationHook: self._on_communication_hook,
-            events.LateBatchNorms: self._on_late_batch_norms,
             events.DatasetSample: self._passes.on_sample,
             events.PassEnded: self._passes.on_ended,
             events.PassTrained: self._passes.on_trained,
@@ -359,7 +323,6 @@ class Assembly:
             events.Lines: self._lines.on_lines,
             events.LinesLost: self._lines.on_lost,
             events.File: self._on_file,
-            events.Child: self._on_child,
             events.Refused: self._on_refused,
             events.Ended: self._on_ended,
             events.Stressed: self._on_stressed,
@@ -475,8 +438,7 @@ class Assembly:
         return self._local.get((pid, "site", number), -1) if isinstance(number, int) else -1
 
     def _rank(self, pid: int) -> int:
-        rank = self.book.rank_of(pid)
-        return -1 if rank is None else rank
+        return _rank(self.book.rank_of(pid))
 
     def _on_site(self, pid: int, event: events.Site) -> None:
         site = Site(frames_of(event.frames))
@@ -501,30 +463,16 @@ class Assembly:
         key = (pid, event.wrap)
         self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
 
-    def _on_late_batch_norms(self, pid: int, event: events.LateBatchNorms) -> None:
-        known = self._wraps[pid, event.wrap].synchronised_batch_norms
-        if event.synchronised > known:
-            self._rows["wrap_changes"].append(
-                WrapChange(
-                    rank=self._rank(pid),
-                    wrap=event.wrap,
-                    site=self._site(pid, event.site),
-                    late_batch_norms=event.synchronised - known,
-                )
-            )
-
     def _on_row(self, pid: int, event: Row) -> None:
-        self._rows[_ROWS[event.kind]].append(self._converted(pid, event, row_types()[event.kind]))
-
-    def _on_row_of_child(self, pid: int, event: Row) -> None:
-        rank = self.book.rank_or_parent(pid)
-        if rank is None:
-            return
-        row = self._converted(pid, event, row_types()[event.kind], rank)
-        if isinstance(row, Gauge):
-            self._gauges[rank, row.name] = row
-        else:
-            self._rows[_OF_CHILDREN[event.kind]].append(row)
+        (stream, kind), rank = _row_streams()[event.kind], self.book.rank_or_parent(pid)
+        if stream not in _OF_CHILDREN:
+            self._rows[stream].append(self._converted(pid, event, kind))
+        elif rank is not None:
+            row = self._converted(pid, event, kind, rank)
+            if isinstance(row, Gauge):
+                self._gauges[rank, row.name] = row
+            else:
+                self._rows[stream].append(row)
 
     def _converted(self, pid: int, event: Row, kind: type[Any], rank: int | None = None) -> Any:
         """Return an event as a struct of the record, with the record's own numbers for rank and call chains."""
@@ -551,39 +499,17 @@ class Assembly:
         self._rows["missing_gradients"].append(missing)
 
     def _on_file(self, pid: int, event: events.File) -> None:
-        self._file(pid, event, event.action, event.path, existed=event.existed)
-
-    def _on_child(self, pid: int, event: events.Child) -> None:
-        self._file(pid, event, "held-child" if event.held else "child-process", detail=event.command)
+        self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
 
     def _on_refused(self, pid: int, event: events.Refused) -> None:
         chain = next((site for site, number in self._sites.items() if number == self._site(pid, event.site)), Site())
         place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
         self.refusal = self.refusal or f"{place} {event.text}"
-        self._file(pid, event, "refused", event.path, detail=event.text)
+        self._file(pid, event, action="refused", path=event.path, detail=event.text)
 
-    def _file(
-        self,
-        pid: int,
-        event: events.File | events.Child | events.Refused,
-        action: FileAction,
-        path: str = "",
-        *,
-        existed: bool = False,
-        detail: str = "",
-    ) -> None:
-        rank, site = self.book.rank_or_parent(pid), self._site(pid, event.site)
-        self._rows["files"].append(
-            FileEvent(
-                rank=-1 if rank is None else rank,
-                action=action,
-                path=path,
-                site=site,
-                time_ns=event.time_ns,
-                existed=existed,
-                detail=detail,
-            )
-        )
+    def _file(self, pid: int, event: events.File | events.Refused, **fields: Any) -> None:
+        rank, site = _rank(self.book.rank_or_parent(pid)), self._site(pid, event.site)
+        self._rows["files"].append(FileEvent(rank=rank, site=site, time_ns=event.time_ns, **fields))
 
     def _on_stressed(self, pid: int, event: events.Stressed) -> None:
         self.stressed = True

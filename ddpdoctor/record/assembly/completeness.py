@@ -214,13 +214,7 @@ class PassRows:
         """Take in how far a pass has come."""
         key = (pid, event.number)
         if self.rows[key].end == "open":
-            self.rows[key] = msgspec.structs.replace(
-                self.rows[key],
-                yielded=event.yielded,
-                backwards=event.backwards,
-                averaged=event.averaged,
-                looped=event.looped,
-            )
+            self.rows[key] = msgspec.structs.replace(self.rows[key], **shared_fields(event, Pass))
 
     def _indices(self, name: str) -> tuple[int, ...]:
         if not name.startswith("indices-") or "/" in name:

@@ -6,7 +6,7 @@ import errno
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -234,8 +234,7 @@ class LiveRings:
         What was open when the recorder was read before the thread came to stand is what an earlier wait was in.
         """
         rows = {}
-        for pid, tail in self.steps.items():
-            beat = tail.live_heartbeat()
+        for pid, beat in self._beats():
             waits = beat is not None and _waits(beat)
             if beat is not None and waits:
                 stands_since_ns = beat.beat_at_ns - beat.unchanged_ms * 1_000_000
@@ -245,23 +244,23 @@ class LiveRings:
 
     def sleeping(self) -> dict[int, int]:
         """By process when the sleep ends that its training thread is in; 0 for none."""
-        beats = {pid: tail.live_heartbeat() for pid, tail in self.steps.items()}
-        return {pid: beat.sleeps_until_ns for pid, beat in beats.items() if beat is not None}
+        return {pid: beat.sleeps_until_ns for pid, beat in self._beats() if beat is not None}
 
     def lost_events(self) -> dict[int, int]:
         """Events that each process could not write."""
-        beats = {pid: tail.live_heartbeat() for pid, tail in self.steps.items()}
-        return {pid: beat.lost_events for pid, beat in beats.items() if beat is not None}
+        return {pid: beat.lost_events for pid, beat in self._beats() if beat is not None}
+
+    def _beats(self) -> Iterator[tuple[int, LiveHeartbeat | None]]:
+        return ((pid, tail.live_heartbeat()) for pid, tail in self.steps.items())
 
     def mute(self) -> set[int]:
         """Processes that have made a ring and could not write one heartbeat to it, as on a disk that is full."""
-        return {*self.empty.values()} | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
+        return {pid for pid, sign in self.last_signs().items() if sign.mute}
 
     def last_signs(self) -> dict[int, LastSign]:
         """Return what the newest heartbeat of each process that has a ring says of its end."""
         signs = {pid: LastSign(mute=True) for pid in self.empty.values()}
-        for pid, tail in self.steps.items():
-            beat = tail.live_heartbeat()
+        for pid, beat in self._beats():
             if beat is None:
                 signs[pid] = LastSign(mute=True)
             else:
@@ -271,8 +270,8 @@ class LiveRings:
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
         """Return the newest heartbeat of each rank, ascending."""
         beats = []
-        for pid, tail in self.steps.items():
-            rank, raw = self._rank_of(pid), tail.live_heartbeat()
+        for pid, raw in self._beats():
+            rank = self._rank_of(pid)
             if rank is not None and raw is not None:
                 beats.append(self._heartbeat(pid, rank, raw))
         return tuple(sorted(beats, key=lambda beat: beat.rank))

@@ -10,16 +10,16 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
+
 # What no track of collectives shows of the calls of ranks: waits in the store, and collectives on the wrong thing.
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
+class Wait(RowAtLine, frozen=True, kw_only=True):
     """A wait in the store that is not a collective: making a group, initialising the job."""
 
-    rank: int
     kind: Literal["init_process_group", "new_group", "destroy_process_group"]
     ranks: tuple[int, ...] = ()
-    site: int = -1
     started_ns: int = 0
     ended_ns: int = 0
     """0 while it still waits."""
@@ -43,35 +43,28 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """After a failure: "cuda" occurs in the user's files that were imported by then."""
 
 
-class ReducedCounts(msgspec.Struct, frozen=True, kw_only=True):
+class ReducedCounts(RowAtTime, frozen=True, kw_only=True):
     """A rank gave a few numbers to a sum over the ranks, outside of any graph."""
 
-    rank: int
-    site: int = -1
     numbers: tuple[int, ...] = ()
     """Those of them that are whole and positive, as counts are."""
-    time_ns: int = 0
 
 
-class SummedTotal(msgspec.Struct, frozen=True, kw_only=True):
+class SummedTotal(RowAtTime, frozen=True, kw_only=True):
     """What a rank gave to a sum over the ranks by a tensor of a few numbers, which then holds the sum."""
 
-    rank: int
-    site: int = -1
     tensor: int = 0
     """Its number, alike for every sum of the same memory of a rank."""
-    group: int = -1
+    own_group: int = -1
+    """As its process numbers groups."""
     numbers: tuple[float, ...] = ()
     version: int = -1
     """How often it was changed otherwise until then, as torch counts it; -1 where torch does not."""
-    time_ns: int = 0
 
 
-class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryOrder(RowAtTime, frozen=True, kw_only=True):
     """A rank gave a collective a tensor whose numbers do not lie in memory one after another, in their order."""
 
-    rank: int
-    site: int = -1
     kind: str = ""
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
@@ -79,33 +72,28 @@ class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
     """There is something else between them, or several of them are one number in memory; else their order differs."""
     ranks: tuple[int, ...] = ()
     """Those of the group."""
-    time_ns: int = 0
 
 
-class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
+class ReducedLoss(RowOfRank, frozen=True, kw_only=True):
     """A tensor that the user's collective changed in place and that a backward then started from or came through."""
 
-    rank: int
     site: int = -1
     """Of the collective."""
     backward_site: int = -1
 
 
-class CutGraph(msgspec.Struct, frozen=True, kw_only=True):
+class CutGraph(RowAtLine, frozen=True, kw_only=True):
     """A gather of a tensor that wants a gradient: its result has none."""
 
-    rank: int
-    site: int = -1
     kind: str = ""
     """The collective."""
     leaves: tuple[tuple[int, ...], ...] = ()
     """Shapes of the parameters that the tensor was computed from; empty where they are not known."""
 
 
-class Handled(msgspec.Struct, frozen=True, kw_only=True):
+class Handled(RowOfRank, frozen=True, kw_only=True):
     """A collective that a rank calls in the handler of an exception."""
 
-    rank: int
     site: int = -1
     """Of the collective."""
     type: str = ""
@@ -116,10 +104,9 @@ class Handled(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
 
 
-class EndlessLoop(msgspec.Struct, frozen=True, kw_only=True):
+class EndlessLoop(RowOfRank, frozen=True, kw_only=True):
     """A loop of a rank, or of a process that works for it, in which nothing changes any more; or that it was left."""
 
-    rank: int
     site: int = -1
     """The head of the loop."""
     rounds: int = 0
@@ -131,29 +118,25 @@ class EndlessLoop(msgspec.Struct, frozen=True, kw_only=True):
     """It was left after all."""
 
 
-class SharedGroup(msgspec.Struct, frozen=True, kw_only=True):
+class SharedGroup(RowAtLine, frozen=True, kw_only=True):
     """A group that a rank used from two threads at once, when it was first seen to be."""
 
-    rank: int
     ranks: tuple[int, ...] = ()
     """Of the group."""
     name: str = ""
     """Of its dimension in a device mesh."""
     kind: str = ""
     """The collective that is called while the other thread is at work."""
-    site: int = -1
     thread: str = ""
     """The other thread's name."""
     other_site: int = -1
     """Where that called its newest collective of the group."""
 
 
-class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
+class OutsiderCall(RowAtLine, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 
-    rank: int
     operation: str
-    site: int = -1
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,10 +179,9 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """The dictionary with as many entries as there are elements, which the script puts together in a tensor."""
 
 
-class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTrack(RowOfRank, frozen=True, kw_only=True):
     """The collectives of one rank in the order of their start, in columns of equal length."""
 
-    rank: int
     group: array[int]
     """Index into ``RunRecord.groups``."""
     sequence: array[int]

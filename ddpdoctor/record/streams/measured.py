@@ -25,6 +25,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine, RowOfRank
+
 Phase = Literal[
     "starting", "data_wait", "forward", "backward", "explicit", "optimizer", "evaluation", "saving", "other", "finished"
 ]
@@ -32,14 +34,13 @@ Phase = Literal[
 SyncBatchNorm outside a backward; ``other`` is the user's own code between the phases."""
 
 
-class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
+class StepTrack(RowOfRank, frozen=True, kw_only=True):
     """The measured steps of one rank.
 
     Data wait, forward, backward, explicit and optimizer never overlap: a collective inside a forward counts as explicit
     and not as forward. What is left of a step is *other*. Exposed communication is a part of backward.
     """
 
-    rank: int
     step: array[int]
     """Ordinal of the step on this rank, from 1; gaps where rows were lost."""
     started_at_ns: array[int]
@@ -81,10 +82,9 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.step)
 
 
-class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
+class CallTrack(RowOfRank, frozen=True, kw_only=True):
     """The explicit collectives of one rank."""
 
-    rank: int
     kind: array[int]
     """Index into ``kinds``."""
     group: array[int]
@@ -110,10 +110,9 @@ class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.kind)
 
 
-class RankHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class RankHeartbeat(RowOfRank, frozen=True, kw_only=True):
     """The newest heartbeat of a rank."""
 
-    rank: int
     beat_at_ns: int
     """When it was written; a rank whose beat is old is stopped, dead, or in a C call that holds the interpreter."""
     phase: Phase = "starting"
@@ -182,10 +181,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[GpuSample, ...] = ()
 
 
-class HostUse(msgspec.Struct, frozen=True, kw_only=True):
+class HostUse(RowOfRank, frozen=True, kw_only=True):
     """What one rank gets of its machine's cores and shared memory, as the system says; sums since it is watched."""
 
-    rank: int
     watched_ns: int = 0
     main_waited_ns: int = 0
     """Time in which its main thread could have run, and no core was free."""
@@ -201,14 +199,13 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     """It, or a process that it started, holds something there."""
 
 
-class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
+class OptimizerSize(RowOfRank, frozen=True, kw_only=True):
     """Memory of what one optimizer of a rank steers, after its first few steps.
 
     On the GPU alone, but in a rehearsal on the CPU, where that stands for one. What an optimizer inside of it steers
     counts there.
     """
 
-    rank: int
     type: str = ""
     parameter_bytes: int = 0
     gradient_bytes: int = 0
@@ -219,11 +216,9 @@ class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the memory of the GPU that it trains on; 0 without one."""
 
 
-class HostRead(msgspec.Struct, frozen=True, kw_only=True):
+class HostRead(RowAtLine, frozen=True, kw_only=True):
     """A line of the user's that read a result back from the GPU, in the steps that were sampled for that."""
 
-    rank: int
-    site: int = -1
     method: str
     """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
     calls: int
@@ -235,20 +230,17 @@ class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """Time inside of the calls, in all of the steps."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Look(RowAtLine, frozen=True, kw_only=True):
     """How often the training thread of a rank was met at a line of the user's, of late."""
 
-    rank: int
-    site: int = -1
     phase: str
     """What the rank did meanwhile, as in ``Phase``."""
     looks: int
 
 
-class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+class Gauge(RowOfRank, frozen=True, kw_only=True):
     """A figure that a hook of the probe adds up over the steps of one rank, by its name."""
 
-    rank: int
     name: str
     """As people call it: ``garbage collection``."""
     unit: Literal["ns", "bytes", "count"]
@@ -262,10 +254,9 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
         return self.total / max(1, self.steps)
 
 
-class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
+class BucketLayout(RowOfRank, frozen=True, kw_only=True):
     """How DDP has put the gradients of one module into buckets, first ready first."""
 
-    rank: int
     wrap: int
     sizes_bytes: tuple[int, ...] = ()
     parameter_counts: tuple[int, ...] = ()

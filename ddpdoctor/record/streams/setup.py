@@ -8,16 +8,14 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Frame, Trouble
-
-# Groups of streams that several checks need.
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
 
 # Where in the code ranks were: the stacks of their threads, and the lines of the user's files that they ran.
 
 
-class StackDump(msgspec.Struct, frozen=True, kw_only=True):
+class StackDump(RowOfRank, frozen=True, kw_only=True):
     """The stack of one thread of a rank, innermost frame first, torch's frames included."""
 
-    rank: int
     thread: str
     main: bool
     daemon: bool = True
@@ -32,10 +30,9 @@ class StackDump(msgspec.Struct, frozen=True, kw_only=True):
     """A signal ended the process at this place."""
 
 
-class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
+class LinesExecuted(RowOfRank, frozen=True, kw_only=True):
     """Lines of a user's file that a rank ran."""
 
-    rank: int
     file: str
     lines: frozenset[int] = frozenset()
     unwatched: frozenset[int] = frozenset()
@@ -49,21 +46,17 @@ class LinesExecuted(msgspec.Struct, frozen=True, kw_only=True):
 Library = Literal["torch", "numpy", "random"]
 
 
-class Seeding(msgspec.Struct, frozen=True, kw_only=True):
+class Seeding(RowAtTime, frozen=True, kw_only=True):
     """A rank fixed the random numbers of a library."""
 
-    rank: int
     library: Library
-    site: int = -1
     value: int | None = None
     """What it was seeded with; None where that is no whole number."""
-    time_ns: int = 0
 
 
-class RandomState(msgspec.Struct, frozen=True, kw_only=True):
+class RandomState(RowOfRank, frozen=True, kw_only=True):
     """A library's generator just before the first batch of a data set was fetched, in the process that fetched it."""
 
-    rank: int
     library: Library
     dataset_type: str
     dataset_length: int
@@ -79,13 +72,11 @@ class RandomState(msgspec.Struct, frozen=True, kw_only=True):
     end_line: int = 0
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(RowAtLine, frozen=True, kw_only=True):
     """A ``Subset`` of a data set; one that is made of another is described by indices into the innermost data set."""
 
-    rank: int
     part: int
     """Ordinal in its process."""
-    site: int = -1
     base_type: str = ""
     base_length: int = 0
     count: int = 0
@@ -94,10 +85,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sorted indices: equal digests are equal parts."""
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class Holding(RowOfRank, frozen=True, kw_only=True):
     """A list, array or tensor that a data set holds, with one row for each sample."""
 
-    rank: int
     dataset_type: str
     dataset_length: int
     attribute: str
@@ -107,10 +97,9 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """Equal digests are equal rows in any order."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class Setting(RowOfRank, frozen=True, kw_only=True):
     """A variable of the environment that bears on the job was set, or removed, after the job had been started."""
 
-    rank: int
     name: str
     value: str
     """Empty where it was removed."""
@@ -128,18 +117,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class ForkedUse(msgspec.Struct, frozen=True, kw_only=True):
+class ForkedUse(RowAtLine, frozen=True, kw_only=True):
     """A process that a rank forked called a collective of the rank's process group."""
 
-    rank: int
     kind: str
-    site: int = -1
 
 
-class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
+class CpuThreads(RowOfRank, frozen=True, kw_only=True):
     """The threads for torch's computation in a rank, at its first optimizer step."""
 
-    rank: int
     threads: int
     chosen: bool = False
     """The script or the command asked for so many; otherwise the rehearsal did."""
@@ -298,10 +284,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """By no more its times are wrong beside those of the first node; None where clocks were not compared."""
 
 
-class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceUse(RowAtLine, frozen=True, kw_only=True):
     """The first time that a process put something on a GPU in one of two ways."""
 
-    rank: int
     index: int
     how: Literal["explicit", "current"]
     """The user's line named the index, or left it to the current device."""
@@ -309,36 +294,29 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
     """The process had chosen its current device before."""
     forked: bool = False
     """A process that the rank had forked, after the rank itself had used a GPU."""
-    site: int = -1
 
 
-class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceChoice(RowAtLine, frozen=True, kw_only=True):
     """A call of ``set_device``, or a barrier that a process came to before its first one."""
 
-    rank: int
     chosen: bool
     """False: the barrier, which named no device."""
-    site: int = -1
 
 
-class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointLoad(RowAtTime, frozen=True, kw_only=True):
     """A call of ``torch.load`` with a path, whether it succeeded or not."""
 
-    rank: int
     path: str
     mapped: bool = False
     """It was given ``map_location``."""
     failed: bool = False
     saved_on: tuple[str, ...] = ()
     """Devices that the storages were saved from; empty when it is not known."""
-    site: int = -1
-    time_ns: int = 0
 
 
-class StateNames(msgspec.Struct, frozen=True, kw_only=True):
+class StateNames(RowAtTime, frozen=True, kw_only=True):
     """How the names of a state dict fit the module that it was loaded into."""
 
-    rank: int
     module_class: str = ""
     names: int = 0
     """0 when they fitted."""
@@ -347,5 +325,3 @@ class StateNames(msgspec.Struct, frozen=True, kw_only=True):
     too_short: int = 0
     """Names that fit once the prefix is put before them."""
     raised: bool = False
-    site: int = -1
-    time_ns: int = 0

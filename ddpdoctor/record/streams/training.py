@@ -10,15 +10,16 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.record.streams import RowAtLine, RowAtTime, RowOfRank
+
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
 NonFiniteKind = Literal["loss", "gradient", "parameter"]
 
 
-class WrapChange(msgspec.Struct, frozen=True, kw_only=True):
+class WrapChange(RowOfRank, frozen=True, kw_only=True):
     """A wrapped module that is no longer what DDP took note of, as seen before a training forward."""
 
-    rank: int
     wrap: int
     site: int = -1
     """Call chain of the forward."""
@@ -39,11 +40,9 @@ class Unreduced(msgspec.Struct, frozen=True, kw_only=True):
     further backward."""
 
 
-class Backward(msgspec.Struct, frozen=True, kw_only=True):
+class Backward(RowAtTime, frozen=True, kw_only=True):
     """A call of backward."""
 
-    rank: int
-    site: int = -1
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters got gradients in it."""
     synchronised: tuple[int, ...] = ()
@@ -54,18 +53,15 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """Those of ``wraps`` that held gradients other than zero before it."""
     inside_no_sync: tuple[int, ...] = ()
     """Those of ``wraps`` that were under ``no_sync`` in it although their forward was not."""
-    time_ns: int = 0
 
 
-class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
+class OptimizerStep(RowAtTime, frozen=True, kw_only=True):
     """A step of an optimizer."""
 
-    rank: int
     optimizer: int
     """Ordinal of the optimizer in its process."""
     ordinal: int = 0
     """n-th step of this optimizer, from 1."""
-    site: int = -1
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters it steps; -1 stands for parameters of no wrapped module."""
     elements: int = 0
@@ -74,43 +70,36 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
     """One for each parameter group."""
     divided: bool = False
     """Of one of its parameters each rank holds a part, by a mesh."""
-    time_ns: int = 0
 
 
-class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
+class MissingGradient(RowAtLine, frozen=True, kw_only=True):
     """Parameters of a wrap that got no gradient although others of the wrap did."""
 
-    rank: int
     wrap: int
-    site: int = -1
     parameters: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     """Those of them that got one without synchronisation before: where DDP searches, it averages that."""
 
 
-class BufferState(msgspec.Struct, frozen=True, kw_only=True):
+class BufferState(RowOfRank, frozen=True, kw_only=True):
     """Digests of a wrap's buffers just before a synchronised training forward, hence before DDP broadcasts them."""
 
-    rank: int
     wrap: int
     forward: int
     """Ordinal of the training forward of this wrap, from 0."""
     digests: Mapping[str, str] = {}
 
 
-class OwnWrite(msgspec.Struct, frozen=True, kw_only=True):
+class OwnWrite(RowAtLine, frozen=True, kw_only=True):
     """A line that changed in place, in a training forward, what DDP neither averages nor hands on from rank 0."""
 
-    rank: int
     wrap: int
     name: str
-    site: int = -1
 
 
-class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenBetween(RowOfRank, frozen=True, kw_only=True):
     """Parameters that were not as a step of their optimizer had left them when the next one began."""
 
-    rank: int
     optimizer: int
     step: int
     """The step that left them, from 1."""
@@ -118,10 +107,9 @@ class WrittenBetween(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
-class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
+class StepDigest(RowOfRank, frozen=True, kw_only=True):
     """Digests of what an optimizer holds of one wrap around one of its first steps."""
 
-    rank: int
     optimizer: int
     step: int
     """n-th step of the optimizer, from 1: gradients before it, parameters after it. 0: parameters before the first."""
@@ -131,20 +119,17 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
-class MadeParameters(msgspec.Struct, frozen=True, kw_only=True):
+class MadeParameters(RowAtLine, frozen=True, kw_only=True):
     """Parameters of an optimizer that are in no wrapped module, which one call chain has made."""
 
-    rank: int
     optimizer: int
-    site: int = -1
     names: Mapping[str, str] = {}
     """Name and model of each, by its name in the digests; empty where no module holds it."""
 
 
-class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaDigest(RowOfRank, frozen=True, kw_only=True):
     """Digests of the parameters of a DDP module in a live run, after a step."""
 
-    rank: int
     wrap: int
     step: int
     """Steps that the rank's optimizers had made."""
@@ -154,27 +139,22 @@ class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name, of the whole parameter."""
 
 
-class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
+class GradientsTaken(RowAtTime, frozen=True, kw_only=True):
     """Gradients of parameters of wrapped modules that ``torch.autograd.grad`` returned."""
 
-    rank: int
     wraps: tuple[int, ...]
-    site: int = -1
-    time_ns: int = 0
 
 
-class WrittenAverages(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenAverages(RowOfRank, frozen=True, kw_only=True):
     """Calls in the user's files that could average a model, whether they were reached or not."""
 
-    rank: int
     places: tuple[tuple[str, int], ...]
     """File and line."""
 
 
-class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingState(RowOfRank, frozen=True, kw_only=True):
     """What an optimizer, a scheduler or a gradient scaler held at the first optimizer step."""
 
-    rank: int
     kind: StatefulKind
     number: int
     """Ordinal among objects of its kind in the process."""
@@ -188,20 +168,17 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""
 
 
-class PlateauStep(msgspec.Struct, frozen=True, kw_only=True):
+class PlateauStep(RowAtLine, frozen=True, kw_only=True):
     """A step of a scheduler that lowers the learning rate where a value that it is given no longer falls."""
 
-    rank: int
     number: int
     """Ordinal of the scheduler among those of the process."""
     value: float
-    site: int = -1
 
 
-class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
+class UnheldParameters(RowOfRank, frozen=True, kw_only=True):
     """Parameters of a wrap that no optimizer holds, though one was built for their model before they were there."""
 
-    rank: int
     wrap: int
     site: int = -1
     """Where the optimizer was made."""
@@ -216,10 +193,9 @@ class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the optimizer before each of which they had a gradient, and which left them as they were."""
 
 
-class Uninitialised(msgspec.Struct, frozen=True, kw_only=True):
+class Uninitialised(RowOfRank, frozen=True, kw_only=True):
     """A tensor that ``to_empty`` left without a value, that nothing wrote, and that a forward then read."""
 
-    rank: int
     name: str
     """From the outermost module, without the names of wrappers."""
     buffer: bool = False
@@ -239,10 +215,9 @@ class Uninitialised(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that nothing had written."""
 
 
-class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
+class UnusedSearch(RowOfRank, frozen=True, kw_only=True):
     """What DDP's search for unused parameters had found in the steps of a rank that DDP's logger measured."""
 
-    rank: int
     wrap: int
     looks: int
     """Measured steps so far."""
@@ -250,13 +225,12 @@ class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Some parameter was unused in the newest of them, and in none before."""
 
 
-class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
+class UnfollowedForward(RowOfRank, frozen=True, kw_only=True):
     """Training forwards through a DDP module of a live run that the same line ran again before a backward came.
 
     Only of forwards whose backward would have reduced gradients, and only where a backward followed the last of them.
     """
 
-    rank: int
     wrap: int
     forwards: int
     """Those without a backward of their own."""
@@ -268,14 +242,13 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     """No more of them are written of this module on this rank."""
 
 
-class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
+class NonFinite(RowOfRank, frozen=True, kw_only=True):
     """A loss, a gradient or parameters of a rank that were not finite, where parameters have not been finite since.
 
     Also one of many backwards in a row of which none was finite. A later row of the same rank, backward and kind knows
     more than the one before.
     """
 
-    rank: int
     kind: NonFiniteKind
     value: str = ""
     """``NaN`` or ``inf``; of gradients, of their sum."""
@@ -319,10 +292,9 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """So many backwards in a row were not finite, with parameters that are."""
 
 
-class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeStep(RowOfRank, frozen=True, kw_only=True):
     """What a rank held before an optimizer step, and the batches of it, in a rehearsal for ``--resume``."""
 
-    rank: int
     ordinal: int
     """n-th step, from 1."""
     batches: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
@@ -347,10 +319,9 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeSave(RowAtLine, frozen=True, kw_only=True):
     """A dictionary that was given to ``torch.save``, likewise."""
 
-    rank: int
     path: str
     step: int
     """Steps that were made by then."""
@@ -367,20 +338,14 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     """It was written over an earlier one of the job, and no other file of that size was seen."""
     signal: int = 0
     """The signal that the rank had been sent before; a row of its state without batches stands beside it."""
-    site: int = -1
 
 
-class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
+class TensorRead(RowAtTime, frozen=True, kw_only=True):
     """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
 
-    rank: int
-    site: int = -1
     method: str
     """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
-    time_ns: int = 0
 
-
-# Loaders, passes over them, and files that ranks read and wrote.
 
 # What the ranks did to files, and how they reached them.
 
@@ -391,29 +356,23 @@ FileAction = Literal[
 AccessAction = Literal["read", "write", "check", "make", "remove", "move", "lock"]
 
 
-class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
+class FileEvent(RowAtTime, frozen=True, kw_only=True):
     """Something that the ranks did to a file, or a child process that they started."""
 
-    rank: int
     action: FileAction
     path: str
-    site: int = -1
-    time_ns: int = 0
     existed: bool = False
     """The file existed before the run."""
     detail: str = ""
     """What would have happened, when refused; the command of a child process."""
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class Access(RowAtTime, frozen=True, kw_only=True):
     """A rank reached a path: what it was about to do there, whatever became of it."""
 
-    rank: int
     action: AccessAction
     """``check``: asked whether it exists. ``make``: of a directory. ``lock``: took a lock, or a file as one."""
     path: str
-    site: int = -1
-    time_ns: int = 0
     found: bool = False
     """There was something under the path."""
     through: str = ""
@@ -433,13 +392,11 @@ class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors, numbers and strings of the sample in a fixed order, as digests."""
 
 
-class Loader(msgspec.Struct, frozen=True, kw_only=True):
+class Loader(RowAtLine, frozen=True, kw_only=True):
     """A DataLoader."""
 
-    rank: int
     loader: int
     """Ordinal in its process."""
-    site: int = -1
     dataset_type: str = ""
     dataset_length: int | None = None
     iterable: bool = False
@@ -470,14 +427,12 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[SampleProbe, ...] = ()
 
 
-class Pass(msgspec.Struct, frozen=True, kw_only=True):
+class Pass(RowAtLine, frozen=True, kw_only=True):
     """One pass over a loader."""
 
-    rank: int
     loader: int
     ordinal: int
     """n-th pass of this loader, from 0."""
-    site: int = -1
     set_epoch: int | None = None
     true_length: int | None = None
     """Batches that the pass would have had without the cut; None when not known."""

@@ -64,13 +64,6 @@ def scope_of(machine: Machine, name: str) -> int:
     return frame.scope
 
 
-def scope_that_holds(machine: Machine, name: str) -> int:
-    """Return the scope of the variable that a name stands for here."""
-    frame = machine.frames[-1]
-    scopes = (*frame.scopes, machine.scope_modules[frame.module.name])
-    return next((scope for scope in scopes if machine.store.get(scope, name) is not None), frame.scope)
-
-
 def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
     """Assign a value to a name, an attribute, an item, or several of them."""
     if target.__class__ is ast.Name:
@@ -142,7 +135,7 @@ def item_at(value: Value, key: object) -> Value:
 
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
-    owner = machine.evaluate(machine, target.value)
+    owner = machine.evaluate(target.value)
     scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
     if isinstance(owner, ProjectClass):
         scope = owner.scope
@@ -154,7 +147,7 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
         # Settings of which nothing is known but what ranks set of them, each in its own way.
         owners = [made := ExternalObject(machine.object_number(target), "")]
         machine.store.outside.add(made.number)
-        machine.store.write((scope_that_holds(machine, target.value.id), target.value.id), made)
+        machine.store.write((machine.scope_that_holds(target.value.id), target.value.id), made)
     if target.attr == "print":
         machine.note("call", PRINT_REPLACED, target, Arguments((value,)))
     if target.attr == "requires_grad" and not owners:
@@ -167,8 +160,8 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
 
 
 def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
-    container = machine.evaluate(machine, target.value)
-    index = machine.evaluate(machine, target.slice)
+    container = machine.evaluate(target.value)
+    index = machine.evaluate(target.slice)
     note_item(machine, target, container, index, value)
     if ("agreed", 0) in tags_of(value):
         # Containers have no identity: another name of this one still shows what it held before.
@@ -185,7 +178,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         changed = DictValue(tuple(entries.items()))
         if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
             # A registry, which is often filled by a decorator, far from where its name belongs.
-            machine.assign(scope_that_holds(machine, target.value.id), target.value.id, changed)
+            machine.assign(machine.scope_that_holds(target.value.id), target.value.id, changed)
         else:
             assign_to(machine, target.value, changed)
     elif isinstance(container, OneOf) and key is not ... and {type(one) for one in container.options} == {DictValue}:
@@ -229,12 +222,6 @@ def _gives_key_by_own_test(machine: Machine, container: Value, key: Value) -> bo
         return False
     by_batch = any(test.kind == "batch" for test in machine.own_tests)
     return bool(machine.loops) and (by_batch or any(loop.own for loop in machine.loops))
-
-
-def forget(machine: Machine, target: ast.expr) -> None:
-    """Make the value of a deleted target unknown."""
-    if isinstance(target, ast.Name):
-        machine.assign(scope_of(machine, target.id), target.id, derived(()))
 
 
 def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
@@ -292,7 +279,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
 
 def _cell_of(machine: Machine, node: ast.expr) -> Cell:
     owner = machine.held(node.value) if isinstance(node, ast.Attribute) else NONE
-    number = owner.number if isinstance(owner, Instance) else scope_that_holds(machine, last_name(node))
+    number = owner.number if isinstance(owner, Instance) else machine.scope_that_holds(last_name(node))
     return number, last_name(node)
 
 
@@ -344,14 +331,11 @@ def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
     """
     values = [value for _, value in registry.entries]
     functions = [value for value in values if isinstance(value, Function)]
-    followed = any(_trains(machine, value) for value in functions) or all(map(_makes_optimizers, functions))
+    named = (getattr(value.node, "name", "") for value in functions)
+    followed = not machine.mentions.synchronising.isdisjoint(named) or all(map(_makes_optimizers, functions))
     followed = followed or all(makes_model(machine, value) for value in functions)
     known = (isinstance(value, (External, ProjectClass, Function)) for value in values)
     return reduce(join, values) if values and followed and all(known) else None
-
-
-def _trains(machine: Machine, function: Function) -> bool:
-    return getattr(function.node, "name", "") in machine.mentions.synchronising
 
 
 def _makes_optimizers(function: Function) -> bool:

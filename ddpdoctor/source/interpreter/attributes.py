@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, reduce
+from itertools import chain
 
 import msgspec
 
@@ -52,8 +53,14 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_BASES = 20
-# Attributes under which objects of torch keep an argument of their construction.
-_KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
+_KEPT_ARGUMENTS = {
+    (DDP, "module"): 0,
+    (DATA_LOADER, "sampler"): 3,
+    (DATA_LOADER, "batch_sampler"): 4,
+    (DATA_LOADER, "dataset"): 0,
+    ("torch.utils.data.BatchSampler", "sampler"): 0,
+}
+"""Positions of the arguments that objects of torch keep in an attribute of the same name, by their class and name."""
 # The number of a cluster's tasks, called the number of ranks.
 _TASKS_FOR_RANKS = Unknown(tags=frozenset({("world-size", 0), TASK_COUNT}))
 _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "quotient", "share"})
@@ -115,7 +122,7 @@ def text_of(machine: Machine, value: Value) -> Value:
         for name in ("__str__", "__repr__"):
             method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
             if isinstance(method, Function):
-                return machine.call_function(machine, method.node, bound_to(method, value))
+                return machine.call_function(method.node, bound_to(method, value))
         return derived(machine.store.held(value.number))
     if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):
         return derived([text_of(machine, option) for option in value.options])
@@ -146,7 +153,7 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
     if TASK_COUNT in value.tags and value.tags <= _TASKS_FOR_RANKS.tags:
         return _TASKS_FOR_RANKS if name == "world_size" else value
     if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
-        return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
+        return _rank_by_name(name, machine.spawns) or value  # Something like ``node * gpus + gpu``.
     if value.opaque or (of_object and name != "rank"):
         return _promised(name, machine.spawns, of_object) or _of_mode(machine, name) or value
     if not value.varying and not value.tags:
@@ -171,13 +178,9 @@ def _distribution(name: str, of_object: bool) -> Value | None:
     return Const(True) if name in DISTRIBUTION_NAMES or (of_object and name in DISTRIBUTION_ATTRIBUTES) else None
 
 
-def rank_by_name(machine: Machine, name: str) -> Value | None:
-    """Return the rank that a name stands for; None when it stands for none."""
-    return _rank_by_name(name, machine.spawns)
-
-
 @lru_cache(maxsize=16_384)
 def _rank_by_name(name: str, spawns: bool) -> Value | None:
+    """Return the rank that a name stands for; None when it stands for none."""
     if name in LOCAL_RANK_NAMES:
         return guessed_per_rank(GLOBAL_RANK if spawns else LOCAL_RANK)
     if name in RANK_NAMES:
@@ -189,11 +192,8 @@ def _rank_by_name(name: str, spawns: bool) -> Value | None:
 
 def promised_by_name(machine: Machine, function: str) -> Value | None:
     """Return the result that the bare name of an unreadable function suggests."""
-    if function in {"get_rank", "get_global_rank", "rank"}:
-        return rank_by_name(machine, "rank")
-    if function in {"get_local_rank", "local_rank"}:
-        return rank_by_name(machine, "local_rank")
-    return rank_by_name(machine, function) or _distribution(function, False)
+    asked = {"get_rank": "rank", "get_global_rank": "rank", "get_local_rank": "local_rank"}.get(function, function)
+    return _promised(asked, machine.spawns, False)
 
 
 def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
@@ -250,21 +250,13 @@ def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:
 
 def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | None:
     """Return what a class or its project bases define under a name."""
-    found = machine.store.get(cls.scope, name)
-    if found is not None:
-        return _owned(found, cls)
-    for base in bases_of(machine, cls):
-        if isinstance(base, ProjectClass):
-            found = machine.store.get(base.scope, name)
-            if found is not None:
-                return _owned(found, base)
+    for owner in chain((cls,), bases_of(machine, cls)):
+        found = machine.store.get(owner.scope, name) if isinstance(owner, ProjectClass) else None
+        if isinstance(found, Function) and found.owner is None and isinstance(owner, ProjectClass):
+            return msgspec.structs.replace(found, receiver=None, owner=owner)
+        if found is not None:
+            return found
     return None
-
-
-def _owned(value: Value, cls: ProjectClass) -> Value:
-    if isinstance(value, Function) and value.owner is None:
-        return msgspec.structs.replace(value, receiver=None, owner=cls)
-    return value
 
 
 def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
@@ -272,25 +264,22 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
     method = class_attribute(machine, value.cls, "__iter__") if isinstance(value, Instance) else None
     if not isinstance(method, Function):
         return value
-    items = machine.call_function(machine, node, bound_to(method, value))
+    items = machine.call_function(node, bound_to(method, value))
     following = class_attribute(machine, items.cls, "__next__") if isinstance(items, Instance) else None
     if isinstance(following, Function):
-        return SequenceValue((machine.call_function(machine, node, bound_to(following, items)),), open=True)
+        return SequenceValue((machine.call_function(node, bound_to(following, items)),), open=True)
     return items if isinstance(items, (SequenceValue, ExternalObject)) or tags_of(items) else value
 
 
 def bound_to(function: Function, receiver: Value) -> Function:
     """Return a function as the method of an object."""
-    decorators = getattr(function.node, "decorator_list", ())
-    is_static = any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators)
-    if function.receiver is not None or is_static:
+    if function.receiver is not None or "staticmethod" in _decorators(function):
         return function
     return msgspec.structs.replace(function, receiver=receiver)
 
 
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
-    scope = machine.scope_modules.get(value.name)
-    found = machine.store.get(scope, name) if scope is not None else None
+    found = machine.store.get(machine.scope_modules.get(value.name, -1), name)
     if found is not None:
         return found
     inner = f"{value.name}.{name}"
@@ -312,7 +301,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if isinstance(found, Function):
         decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:
-            return machine.call_function(machine, found.node, bound_to(found, value))
+            return machine.call_function(found.node, bound_to(found, value))
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found
@@ -331,7 +320,10 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
         for module in machine.script.modules
         if name in module.words
         for node in module.index.of(ast.Attribute)
-    ) and not _declares(value.cls, name)
+    ) and not any(
+        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
+        for node in value.cls.node.body  # ``name: int``
+    )
 
 
 # Bases whose objects have no settings beside those that the project gives them.
@@ -355,14 +347,6 @@ def makers_of(machine: Machine, value: Value, name: str) -> int | None:
     return machine.store.makers(value.number, name)
 
 
-def _declares(cls: ProjectClass, name: str) -> bool:
-    """Return whether a class has a field of a name without a value: ``name: int``."""
-    return any(
-        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
-        for node in cls.node.body
-    )
-
-
 def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     if value.name == DDP and name == "forward":
         return value  # Calling it is calling the object, but for the hooks.
@@ -371,20 +355,11 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     made = machine.object(value)
     if made is not None and isinstance(kept := made.named.get(name), PerRank):
         return kept  # `SimpleNamespace(first=rank == 0).first`: classes keep an argument under its name.
-    if made is None or name not in _KEPT_ARGUMENTS:
-        return BoundMethod(value, name)
-    if value.name == DDP and name == "module":
-        return made.argument("module", 0) or UNIFORM
-    if value.name == DATA_LOADER:
-        if name == "sampler":
-            return made.argument("sampler", 3) or BoundMethod(value, name)
-        if name == "batch_sampler":
-            return made.argument("batch_sampler", 4) or BoundMethod(value, name)
-        if name == "dataset":
-            return made.argument("dataset", 0) or BoundMethod(value, name)
-    if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
-        return made.argument("sampler", 0) or BoundMethod(value, name)
-    return BoundMethod(value, name)
+    position = _KEPT_ARGUMENTS.get((value.name, name))
+    kept = made.argument(name, position) if made is not None and position is not None else None
+    return kept or (
+        UNIFORM if made is not None and value.name == DDP and name == "module" else BoundMethod(value, name)
+    )
 
 
 _SHORTEST = 3
@@ -407,7 +382,11 @@ def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
     elif isinstance(owner, Instance):
         scopes = [cls.scope for cls in family(machine, owner.cls)]
     names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
-    held = [attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name)]
+    return _one_of(attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name))
+
+
+def _one_of(held: Iterable[Value]) -> Value | None:
+    """Return one of the functions and classes among some values; None without any, or of many."""
     found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]
     return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
 
@@ -421,9 +400,7 @@ def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | Non
     if not isinstance(owner, Instance) or not isinstance(around, ast.Call) or around.func is not node:
         return None
     names = (name for name in machine.store.names(owner.cls.scope) if not name.startswith("_"))
-    held = [attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising]
-    found: list[Value] = [one for one in held if isinstance(one, Function)]
-    return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
+    return _one_of(attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising)
 
 
 def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
@@ -440,7 +417,6 @@ def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
     if isinstance(template, ast.Constant) and isinstance(template.value, str):
         return _ANY.join(map(re.escape, _FIELD.split(template.value)))
     if isinstance(node, ast.Name) and not depth:
-        assigned = module.index.within(module.body_around(node), ast.Assign)
-        values = [one.value for one in assigned if any(last_name(target) == node.id for target in one.targets)]
+        values = module.assigned(module.body_around(node), node)
         return pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
     return _ANY

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.events import Jump, events_in
+from ddpdoctor.source.events import ended_by, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, family, promised_by_name
 from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Flags, Walks
@@ -84,7 +84,7 @@ _NAMED_TUPLE = "typing.NamedTuple"
 
 def call(machine: Machine, node: ast.Call) -> Value:
     """Evaluate a call expression with all its effects."""
-    function = machine.evaluate(machine, node.func)
+    function = machine.evaluate(node.func)
     given = arguments_of(machine, node)
     note_absent(machine, node.func, function)
     if isinstance(function, External) and function.name in _GO_OVER and given.positional:
@@ -110,7 +110,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
             positional.append(Const(argument.value))
             continue
         given = argument.value if isinstance(argument, ast.Starred) else argument
-        value = evaluate(machine, given)
+        value = evaluate(given)
         if given is argument and complete:
             positional.append(value)
         elif isinstance(value, SequenceValue) and not value.open and complete:
@@ -120,7 +120,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
             named[OF_UNKNOWN_PLACES] = derived((value, named.get(OF_UNKNOWN_PLACES, NONE)))
     for keyword in node.keywords:
         given = keyword.value
-        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
+        value = Const(given.value) if given.__class__ is ast.Constant else evaluate(given)
         if keyword.arg is not None:
             named[keyword.arg] = value
         elif (settings := settings_of(value)) is not None:
@@ -303,10 +303,7 @@ def call_function(
         machine.split(node, test, run, lambda: None)
         return held[0]
     module = machine.script.module(function.module)
-    active = 0
-    for around in machine.frames:
-        if around.owner is not None and around.owner.node is function.node:
-            active += 1
+    active = sum(one.owner is not None and one.owner.node is function.node for one in machine.frames)
     of_batch = any(kind in ("batch", "ddp") for value in given.values for kind, _ in tags_of(value))
     flags = _flags(given)
     anew = machine.effort.is_called_anew(function.node, flags)
@@ -324,18 +321,17 @@ def call_function(
     started = machine.steps
     machine.effort.note(function.node, 0, NONE, None, began=True)
     machine.effort.note_flags(function.node, flags)
-    frame = CallFrame(_qualified(function), module, machine.number(), _scopes_around(machine, function))
+    # The scopes of the functions that a nested function stands in; a method does not see its class.
+    around = machine.outer_scopes.get(function.scope, ())
+    frame = CallFrame(_qualified(function), module, machine.number(), around)
     frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
     frame.loops_outside = len(machine.loops)
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
     entry = machine.mask
-    signature = machine.signatures.get(function.node)
-    if signature is None:
-        signature = machine.signatures[function.node] = signature_of(function.node)
     values = given.positional if function.receiver is None else [function.receiver, *given.positional]
-    for name, value in bound(signature, values, given).items():
+    for name, value in bound(signature_of(function.node), values, given).items():
         machine.store.set(frame.scope, name, value)
     emitted, oldest = machine.emitted, machine.store.oldest_written
     machine.store.oldest_written = NEVER
@@ -355,7 +351,7 @@ def call_function(
         machine.store.merge(written, frame.own is not None)
         if frame.own:
             machine.mark_decided(machine.store, written)
-    machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
+    machine.mask = entry & ~machine.gone & ~(ended_by(inner, "raise") & ~frame.returning)
     if frame.agreed:
         machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
         _write_through(machine, node, function)
@@ -448,27 +444,14 @@ def _passed_over(
     return known.result
 
 
-def _raised_everywhere(inner: Sequence[Sequence[object]]) -> int:
-    mask = 0
-    for rank, items in enumerate(inner):
-        if items and isinstance(items[-1], Jump) and items[-1].kind == "raise":
-            mask |= 1 << rank
-    return mask
-
-
 def _run_body(machine: Machine, function: Function) -> None:
     frame = machine.frame
     if isinstance(function.node, ast.Lambda):
-        frame.results.append((machine.mask, machine.evaluate(machine, function.node.body)))
+        frame.results.append((machine.mask, machine.evaluate(function.node.body)))
         return
-    machine.execute(machine, function.node.body)
+    machine.execute(function.node.body)
     if machine.mask and frame.results:
         frame.results.append((machine.mask, NONE))
-
-
-def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:
-    """Return the scopes of the functions that a nested function stands in; a method does not see its class."""
-    return machine.outer_scopes.get(function.scope, ())
 
 
 def _qualified(function: Function) -> str:
@@ -483,7 +466,7 @@ def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> Non
     machine.outer_scopes[scope] = outer.scopes
     machine.frames.append(frame)
     try:
-        machine.execute(machine, statement.body)
+        machine.execute(statement.body)
     finally:
         machine.frames.pop()
 
@@ -493,7 +476,7 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
     last = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
         return value
-    applied = machine.evaluate(machine, decorator)
+    applied = machine.evaluate(decorator)
     if isinstance(value, Function):
         if applied == NO_GRADIENTS:
             return msgspec.structs.replace(value, gradients=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 from ddpdoctor.source.interpreter.assignment import (
     has_own_keys,
@@ -12,12 +12,11 @@ from ddpdoctor.source.interpreter.assignment import (
     one_of_callables,
     overwrite,
     scope_of,
-    scope_that_holds,
 )
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
+from ddpdoctor.source.interpreter.operators import binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -61,7 +60,7 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
-from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
+from ddpdoctor.source.ranks.data_partitions import SHARE, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
@@ -83,12 +82,7 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 def truth_of(machine: Machine, node: ast.expr) -> Value:
     """Return the value of a condition, reduced to its truth on each rank."""
-    value = evaluate(machine, node)
-    return value if isinstance(value, PerRank) and _are_truths(value) else by_rank(_truth_value, value)
-
-
-def _are_truths(value: PerRank) -> bool:
-    return all(isinstance(entry, Const) and isinstance(entry.value, bool) for entry in value.values)
+    return by_rank(_truth_value, evaluate(machine, node))
 
 
 def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
@@ -114,16 +108,12 @@ def _name(machine: Machine, node: ast.Name) -> Value:
     value = known if known is not None else machine.lookup(name)
     kind = value.__class__
     if name in machine.store.partly:
-        note_unassigned(machine, node, scope_that_holds(machine, name), name)
+        note_unassigned(machine, node, machine.scope_that_holds(name), name)
     if isinstance(value, PerRank) and machine.mask != ALL_RANKS:
         filled = as_filled(value, machine.mask)
         each_node = filled is value and machine.mask in _ONE_OF_EACH_NODE
         return as_made(value, machine.mask) if each_node else filled
     return guess_from_name(machine, name, value) if kind is Unknown or kind is BoundMethod else value
-
-
-def _constant(machine: Machine, node: ast.Constant) -> Value:
-    return Const(node.value)
 
 
 def _attribute(machine: Machine, node: ast.Attribute) -> Value:
@@ -201,38 +191,12 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
     if len(operands) == 2 and operands[1] == ENVIRONMENT and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         there = is_set(machine, constant(operands[0]))
         return by_rank(negated, there) if isinstance(node.ops[0], ast.NotIn) else there
-    if len(operands) == 2 and isinstance(operands[0], PerRank) and isinstance(operands[1], Const):
-        known = _numbers_compared(node.ops[0].__class__, operands[0], operands[1])
-        if known is not None:
-            return known
-    elif not any(isinstance(operand, PerRank) for operand in operands):
+    if not any(isinstance(operand, PerRank) for operand in operands):
         return compare(node.ops, operands)
-    return by_rank(partial(_compared, node.ops), *map(of_four, operands))
+    return by_rank(lambda *lanes: compare(node.ops, lanes), *map(of_four, operands))
 
 
-def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Value | None:
-    """Compare numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
-    function = ORDERINGS.get(kind)
-    number = right.value
-    if function is None or not isinstance(number, int):
-        return None
-    known: list[Value] = []
-    for entry in left.values:
-        if not isinstance(entry, Const) or not isinstance(entry.value, int):
-            return None
-        known.append(TRUE if function(entry.value, number) else FALSE)
-    return per_rank(known, left.guessed)
-
-
-def _compared(kinds: Sequence[ast.cmpop], *operands: Value) -> Value:
-    return compare(kinds, operands)
-
-
-def _boolean(machine: Machine, node: ast.BoolOp) -> Value:
-    return _junction(machine, node.op, node.values, node)
-
-
-def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr], node: ast.expr) -> Value:
+def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.expr]) -> Value:
     first = evaluate(machine, operands[0])
     if len(operands) == 1:
         return first
@@ -241,18 +205,13 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
     rest: list[Value] = []
 
     def run_rest() -> None:
-        rest.append(_junction(machine, operator, operands[1:], node))
+        rest.append(_junction(machine, operator, operands[1:]))
 
-    def skip() -> None:
-        return None
-
-    condition = by_rank(_truth_value, first)
-    machine.split(operands[0], condition, *((skip, run_rest) if stops else (run_rest, skip)))
+    arms: tuple[Callable[[], None], Callable[[], None]] = (run_rest, lambda: None)
+    machine.split(operands[0], by_rank(_truth_value, first), *(arms[::-1] if stops else arms))
     if not rest:
         return first
-    right = rest[0]
-    for other in rest[1:]:
-        right = join(right, other)
+    right = reduce(join, rest)
     for rank in RANKS:
         outcome = truth(result[rank])
         if outcome is None:
@@ -296,26 +255,18 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     for rank in RANKS:
         here = [on_rank(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
         test = on_rank(condition, rank)
-        varying = is_varying(test) and not only_of_files(test)
-        value: Value | None = None
-        for option in here:
-            value = join(value, option, varying)
-        by_lane.append(value if value is not None else on_rank(outcomes[0][1], rank))
+        either = partial(join, varying=is_varying(test) and not only_of_files(test))
+        by_lane.append(reduce(either, here) if here else on_rank(outcomes[0][1], rank))
     guessed = is_guessed(condition, *(value for _, value in outcomes))
     first = outcomes[0][1]
     if len(outcomes) == 1 or (all(value == first for _, value in outcomes)):
         return first
-    if (gpu := _gpu_of({value for _, value in outcomes})) is not None:
-        return gpu
+    if {value for _, value in outcomes} == {Const("cuda"), Const("cpu")}:
+        return Const("cuda")  # The script is read as a job on GPUs.
     if not isinstance(condition, PerRank) and not any(isinstance(value, PerRank) for _, value in outcomes):
         present = (value for rank, value in enumerate(by_lane) if machine.mask >> rank & 1)
         return decided(machine, node.test, condition, next(present, by_lane[0]))
     return per_rank(by_lane, guessed)
-
-
-def _gpu_of(options: set[Value]) -> Value | None:
-    """Return the GPU for ``"cuda" if use_cuda else "cpu"``: the script is read as a job on GPUs."""
-    return Const("cuda") if options == {Const("cuda"), Const("cpu")} else None
 
 
 def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
@@ -328,15 +279,8 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
             plain = plain and part.conversion == -1 and part.format_spec is None
         else:
             parts.append(evaluate(machine, part))
-    return by_rank(_formatted if plain else _mixed, *parts) if parts else Const("")
-
-
-def _formatted(*values: Value) -> Value:
-    return formatted(values)
-
-
-def _mixed(*values: Value) -> Value:
-    return derived(values)
+    made = formatted if plain else derived
+    return by_rank(lambda *values: made(values), *parts) if parts else Const("")
 
 
 def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
@@ -392,7 +336,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         if (part := part_of_mesh(machine, node, container, key)) is not None:
             return part
         made = machine.object(container)
-        given = () if made is None else (*made.positional, *made.named.values())
+        given = [] if made is None else made.values
         if (module := _module_in(container.name, given, constant(key))) is not None:
             return module
         if any(is_varying(one) and not only_of_files(one) for one in given):
@@ -425,7 +369,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return never_none(result)
     if is_varying(key) and isinstance(container, Unknown) and is_mask(machine, node.slice):
         return tagged(result, frozenset({OWN_LENGTH}))
-    return picked(machine, node, result) if is_rank_key(key) else result
+    by_rank_key = isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)
+    return picked(machine, node, result) if by_rank_key else result
 
 
 def _module_in(name: str, given: Sequence[Value], number: object) -> Value | None:
@@ -436,10 +381,6 @@ def _module_in(name: str, given: Sequence[Value], number: object) -> Value | Non
         return None
     known = all(isinstance(one, (Instance, ExternalObject)) for one in held)
     return held[number] if known and -len(held) <= number < len(held) else None
-
-
-def _lambda(machine: Machine, node: ast.Lambda) -> Value:
-    return Function(node, machine.frame.module.name, machine.frame.scope)
 
 
 def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
@@ -476,23 +417,15 @@ def _give(machine: Machine, value: Value) -> None:
         machine.cycles.update({number: endless for kind, number in tags_of(value) if kind == "batch"})
 
 
-def _await(machine: Machine, node: ast.Await) -> Value:
-    return evaluate(machine, node.value)
-
-
-def _slice(machine: Machine, node: ast.Slice) -> Value:
-    return derived([evaluate(machine, part) for part in (node.lower, node.upper, node.step) if part is not None])
-
-
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Name: _name,
-    ast.Constant: _constant,
+    ast.Constant: lambda machine, node: Const(node.value),
     ast.Attribute: _attribute,
     ast.Call: call,
     ast.BinOp: _binary,
     ast.UnaryOp: _unary,
     ast.Compare: _compare,
-    ast.BoolOp: _boolean,
+    ast.BoolOp: lambda machine, node: _junction(machine, node.op, node.values),
     ast.IfExp: _conditional,
     ast.JoinedStr: _joined_string,
     ast.List: _items,
@@ -504,10 +437,9 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.SetComp: comprehension,
     ast.GeneratorExp: comprehension,
     ast.DictComp: dict_comprehension,
-    ast.Lambda: _lambda,
+    ast.Lambda: lambda machine, node: Function(node, machine.frame.module.name, machine.frame.scope),
     ast.NamedExpr: _walrus,
     ast.Yield: _yield,
     ast.YieldFrom: _yield_from,
-    ast.Await: _await,
-    ast.Slice: _slice,
+    ast.Await: lambda machine, node: evaluate(machine, node.value),
 }

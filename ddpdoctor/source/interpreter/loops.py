@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import count, zip_longest
 
 from ddpdoctor.source.events import OwnTest, Sinks
-from ddpdoctor.source.interpreter.assignment import (
-    OF_PROJECT,
-    assign_to,
-    columns_of,
-    item_at,
-    item_of,
-    known_items,
-)
+from ddpdoctor.source.interpreter.assignment import OF_PROJECT, assign_to, columns_of, item_at, item_of, known_items
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
 from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
@@ -43,7 +36,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.rank_local_values import own_test, with_keys
-from ddpdoctor.source.script.module import deep_recursion, descend, last_name
+from ddpdoctor.source.script.module import deep_recursion, descend, descend_outside, last_name
 
 MAXIMUM_PHASES = 4
 # Functions that make no object.
@@ -52,18 +45,10 @@ _READING = frozenset({"int", "str", "float", "get", "getenv"})
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
     """Return an item that stands for any turn, the turns by rank where known, and the mask of the ranks with none."""
-    if iterable.__class__ is not PerRank:
-        count = len(iterable.values) if isinstance(iterable, SequenceValue) and not iterable.open else None
-        return item_of(iterable), [count] * len(RANKS), ALL_RANKS if count == 0 else 0
-    turns: list[int | None] = []
-    empty = 0
-    for rank in RANKS:
-        entry = on_rank(iterable, rank)
-        count = len(entry.values) if isinstance(entry, SequenceValue) and not entry.open else None
-        turns.append(count)
-        if count == 0:
-            empty |= 1 << rank
-    if len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
+    entries = [on_rank(iterable, rank) for rank in RANKS]
+    turns = [len(one.values) if isinstance(one, SequenceValue) and not one.open else None for one in entries]
+    empty = sum(1 << rank for rank, number in enumerate(turns) if number == 0)
+    if isinstance(iterable, PerRank) and len(set(turns)) > 1 and any(lanes := _own_lanes(iterable)):
         # At which of them another rank is in the same turn is not known, nor how often it comes to one: any of all.
         anything = SequenceValue(tuple(dict.fromkeys(item for lane in lanes for item in lane)))
         return item_of(anything), [None] * len(RANKS), empty
@@ -87,12 +72,9 @@ def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> list[tuple[Val
     inside = [node for part in statement.body for node in descend(part)]
     asks = any(isinstance(node, (ast.Compare, ast.If, ast.IfExp)) and _asks(node, named) for node in inside)
     has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
-    keys = any(isinstance(node, ast.Subscript) and _makes_entry(node, named) for node in inside)
+    stored = (node for node in inside if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+    keys = any(_is_name(node.slice, name) for node in stored for name in named)
     return [(item, ALL_RANKS) for item in items] if (asks and has_loop) or keys else []
-
-
-def _makes_entry(node: ast.Subscript, names: Set[str]) -> bool:
-    return isinstance(node.ctx, ast.Store) and any(_is_name(node.slice, name) for name in names)
 
 
 def _named_constants(target: ast.expr, items: Sequence[Value]) -> set[str]:
@@ -128,19 +110,13 @@ def _own_lanes(iterable: PerRank) -> list[tuple[Value, ...]]:
 
 def _is_left_early(body: Sequence[ast.stmt]) -> bool:
     """Return whether a ``break`` ends the loop around some statements."""
-    waiting: list[ast.AST] = list(body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Break):
-            return True
-        if not isinstance(node, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef)):
-            waiting.extend(ast.iter_child_nodes(node))
-    return False
+    closed = {ast.For, ast.While, ast.AsyncFor, ast.FunctionDef}
+    return any(isinstance(node, ast.Break) for node in descend_outside(ast.Module(list(body), []), closed))
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    value = machine.evaluate(machine, node)
+    value = machine.evaluate(node)
     if isinstance(value, DictValue) and value.entries:
         return SequenceValue(tuple(Const(key) for key, _ in value.entries))
     return items_of(machine, node, value)
@@ -186,7 +162,7 @@ def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.Gener
     turns = _turns_of(machine, node.generators, node.elt)
     if turns:
         return SequenceValue(tuple(_each_turn(machine, node.generators[0], turns, node.elt)))
-    value = _in_generators(machine, node.generators, lambda: machine.evaluate(machine, node.elt))
+    value = _in_generators(machine, node.generators, lambda: machine.evaluate(node.elt))
     return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
 
@@ -204,8 +180,8 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
         return DictValue(tuple(entries.items())) if known else derived(entries.values())
 
     def pair() -> Value:
-        key = machine.evaluate(machine, node.key)
-        return with_keys(machine.evaluate(machine, node.value), key)
+        key = machine.evaluate(node.key)
+        return with_keys(machine.evaluate(node.value), key)
 
     return derived((_in_generators(machine, node.generators, pair),))
 
@@ -215,7 +191,7 @@ def _turns_of(machine: Machine, generators: list[ast.comprehension], result: ast
     generator, *others = generators
     if others or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
         return ()
-    turns = known_items(machine.evaluate(machine, generator.iter))
+    turns = known_items(machine.evaluate(generator.iter))
     calls = (inner for inner in descend(result) if isinstance(inner, ast.Call))
     few = len(turns) <= MAXIMUM_PHASES or all(last_name(call.func) in _READING for call in calls)
     return turns if few and all(isinstance(item, Const) for item in turns) else ()
@@ -228,7 +204,7 @@ def _each_turn(
     for number, item in enumerate(turns):
         machine.phases.append(number)
         try:
-            yield _in_generators(machine, [generator], lambda: machine.evaluate(machine, result), item)
+            yield _in_generators(machine, [generator], lambda: machine.evaluate(result), item)
         finally:
             machine.phases.pop()
 
@@ -252,7 +228,7 @@ def _in_generators(
                 machine.store.forget(hidden)
             assign_to(machine, generator.target, item)
             for condition in generator.ifs:
-                own.append(own_test(machine, condition, machine.evaluate(machine, condition)))
+                own.append(own_test(machine, condition, machine.evaluate(condition)))
         found.append(tagged(result(), frozenset({OWN_ROWS})) if any(own) else result())
 
     machine.add_loop(machine.collect(turn), [None if one is None else 1] * len(RANKS), generators[0].iter)

@@ -23,7 +23,7 @@ from ddpdoctor.source.events import (
     shape_of,
     wider,
 )
-from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, Cell, LoopFrame, Origins, Signature, Store
+from ddpdoctor.source.interpreter.scopes import NO_ORIGINS, CallFrame, Cell, LoopFrame, Origins, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BUILTINS,
@@ -65,9 +65,7 @@ def _flags(module: Module) -> Iterator[str]:
         if full not in _JOINS:
             continue
         inner: ast.AST = call
-        for around in module.ancestors(call):
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                break
+        for around in module.in_function(call):
             plain = isinstance(around, ast.If) and isinstance(around.test, (ast.Name, ast.Attribute))
             if plain and inner in around.body and not _sets(around.body, around.test):  # type: ignore[attr-defined]
                 yield last_name(around.test)  # type: ignore[attr-defined]
@@ -84,16 +82,16 @@ def _sets(body: Sequence[ast.stmt], test: ast.expr) -> bool:
 class Memory:
     """Variables, objects and events, as the ranks that run the present statement find and leave them."""
 
-    def __init__(self, script: Script, spawns: bool) -> None:
+    def __init__(self, script: Script) -> None:
         self.script = script
         self.keeps_workers = any("persistent_workers" in module.text for module in script.modules)
         """Loaders may keep their workers, and these what they have of a data set: what is set on it is noted."""
-        self.spawns = spawns
+        self.spawns = script.spawns_ranks is not None
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
         self.phases: list[int] = []
         """Of the loops around the present code that are walked a turn after the other: the number of the turn."""
-        self.in_parent = spawns
+        self.in_parent = self.spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()
         for generator in range(3):
@@ -176,7 +174,6 @@ class Memory:
         """Calls of what was not read, of the project or of a library of which nothing is known, with their modules."""
         self.handed: dict[ast.AST, tuple[Value, ...]] = {}
         """What these calls are given, when they are last come to."""
-        self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
         self.changing: dict[tuple[ast.AST, Origins], dict[tuple[bool, int, str], Value]] = {}
@@ -244,10 +241,14 @@ class Memory:
         if isinstance(node, ast.Attribute):
             owner = self.held(node.value)
             return (self.store.get(owner.number, node.attr) if isinstance(owner, Instance) else None) or NONE
-        frame, name = self.frames[-1], getattr(node, "id", "")
+        name = getattr(node, "id", "")
+        return self.store.get(self.scope_that_holds(name), name) or NONE
+
+    def scope_that_holds(self, name: str) -> int:
+        """Return the scope of the variable that a name stands for here."""
+        frame = self.frames[-1]
         scopes = (*frame.scopes, self.scope_modules.get(frame.module.name, -1))
-        found = (self.store.get(scope, name) for scope in scopes)
-        return next((value for value in found if value is not None), NONE)
+        return next((scope for scope in scopes if self.store.get(scope, name) is not None), frame.scope)
 
     def is_parallel(self, value: Value) -> bool:
         """Return whether a value is a model whose ranks each work on data of their own."""

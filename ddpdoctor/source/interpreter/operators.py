@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.values import (
+    BINARY,
+    ORDERINGS,
     RANKS,
     TASK_COUNT,
     UNIFORM,
@@ -36,38 +37,18 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.ranks.rank_local_values import LISTED, UNREAD_ITEM, extent_of
+from ddpdoctor.source.ranks.ranks import WORLD_SIZE
 
 REMAINDER = frozenset({("remainder", 0)})
 """Tag of what depends on the remainder of a division: it changes every so many turns of a loop."""
 QUOTIENT = frozenset({("quotient", 0)})
 """Tag of what a number is divided by something into: of a rank, the number of its node."""
-WORLD = Unknown(tags=frozenset({("world-size", 0)}))
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
 # Formats that can produce more text than is worth computing.
 _WIDE = regex(r"\*|\d{4}")
 
-_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Pow: operator.pow,
-}
-ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
 _OBJECTS = (
     ExternalObject, External, Function, Instance, Partial, ProjectClass, ProjectModule, SequenceValue, DictValue,
 )  # fmt: skip
@@ -80,7 +61,7 @@ _CLASSES = (External, ProjectClass)
 def binary(kind: ast.operator, left: Value, right: Value) -> Value:
     """Return ``left kind right`` on one rank."""
     if isinstance(left, Const) and isinstance(right, Const):
-        function = _BINARY.get(type(kind))
+        function = BINARY.get(type(kind))
         if function is not None and _small(kind, left.value, right.value):
             try:
                 result = function(left.value, right.value)
@@ -88,13 +69,9 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
                 return Unknown()
             return Const(result) if isinstance(result, (int, float, str, bool, bytes)) else Unknown()
         return Unknown()
-    if (
-        isinstance(kind, ast.Mod)
-        and isinstance(left, Const)
-        and isinstance(left.value, int)
-        and _is_device_count(right)
-    ):
-        return Const(left.value % 2)
+    number = left.value if isinstance(left, Const) else None
+    if isinstance(kind, ast.Mod) and isinstance(number, int) and _is_device_count(right):
+        return Const(number % 2)
     if isinstance(left, SequenceValue) and isinstance(right, SequenceValue) and isinstance(kind, ast.Add):
         return SequenceValue((*left.values, *right.values), left.open or right.open)
     if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
@@ -116,7 +93,7 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
         by_constant = any(isinstance(value, Const) for value in (left, right))
         # Ranks of a node times nodes, whatever those are called.
         if of_node and isinstance(kind, ast.Mult) and not by_constant:
-            return WORLD
+            return WORLD_SIZE
         counted = (of_node and by_constant) or any(TASK_COUNT in tags_of(value) for value in (left, right))
         return derived((left, right), frozenset({("share", 0)})) if counted else None
     number, offset = (right, offsets[0]) if offsets[0] is not None else (left, offsets[1])
@@ -164,12 +141,8 @@ def _small(kind: ast.operator, left: object, right: object) -> bool:
         if isinstance(one, int) and abs(one) > LARGEST:
             return False
     if isinstance(kind, ast.Pow):
-        return (
-            isinstance(right, (int, float))
-            and isinstance(left, (int, float))
-            and abs(right) <= 64
-            and abs(left) < 10**6
-        )
+        numbers = isinstance(right, (int, float)) and isinstance(left, (int, float))
+        return numbers and abs(right) <= 64 and abs(left) < 10**6  # type: ignore[arg-type]
     if isinstance(kind, ast.Mod) and isinstance(left, (str, bytes)):
         return not _WIDE.search(str(left))
     return True
@@ -254,7 +227,7 @@ def _contains(container: Value, item: Value) -> bool | None:
     return None
 
 
-_MIRRORED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
+_MIRRORED: dict[Any, type[ast.cmpop]] = {
     ast.Lt: ast.Gt,
     ast.Gt: ast.Lt,
     ast.LtE: ast.GtE,
@@ -347,15 +320,7 @@ def _range(*arguments: Value) -> Value:
     return derived([Unknown(derived((value,)).varying) for value in arguments])
 
 
-def _callable(*arguments: Value) -> Value:
-    return Unknown(derived(arguments[:1]).varying)
-
-
-def _minmax(*arguments: Value) -> Value:
-    return derived(arguments)
-
-
-def _plain_tensor(*arguments: Value) -> Value:
+def _sum(*arguments: Value) -> Value:
     return Unknown() if any(isinstance(value, TensorSize) for value in arguments) else derived(arguments)
 
 
@@ -366,9 +331,8 @@ BUILTIN_CALLS: Mapping[str, Callable[..., Value]] = {
     "bool": _bool,
     "len": _len,
     "range": _range,
-    "callable": _callable,
-    "min": _minmax,
-    "max": _minmax,
-    "sum": _plain_tensor,
+    "callable": lambda *arguments: Unknown(derived(arguments[:1]).varying),
+    **dict.fromkeys(("min", "max"), lambda *arguments: derived(arguments)),
+    "sum": _sum,
     "print": lambda *arguments: Const(None),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial, reduce
 from typing import TypeAlias
 
 import msgspec
@@ -51,6 +52,7 @@ class Signature(msgspec.Struct, frozen=True):
     """Name of ``**kwargs``; empty when there is none."""
 
 
+@lru_cache(maxsize=1_024)
 def signature_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Signature:
     """Read the parameters of a function."""
     arguments = node.args
@@ -241,13 +243,8 @@ class Store:
         if len(arms) == 1:
             self.put(arms[0][0])
             return
-        cells: dict[Cell, None] = {}
-        for written, _ in arms:
-            cells.update(dict.fromkeys(written))
-        if not cells:
-            return
         alike = len({ranks for _, ranks in arms}) == 1
-        for cell in cells:
+        for cell in dict.fromkeys(cell for written, _ in arms for cell in written):
             base = self.get(*cell)
             if cell[1][:1] == _MAKERS and any(
                 (cell[0], cell[1][1:]) in written and cell not in written for written, _ in arms
@@ -261,10 +258,7 @@ class Store:
 
     @staticmethod
     def _joined(values: list[Value | None], varying: bool) -> Value:
-        result = values[0]
-        for value in values[1:]:
-            result = join(result, value, varying)
-        return join(result, None)
+        return join(reduce(partial(join, varying=varying), values), None)
 
     def _joined_lane(
         self, cell: Cell, base: Value | None, arms: Sequence[tuple[Mapping[Cell, Value], int]], rank: int, varying: bool

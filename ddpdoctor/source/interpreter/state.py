@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, all_raise, branch_of, settle
+from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, branch_of, ended_by, settle
 from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.values import (
@@ -27,14 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
 
-Evaluate = Callable[["Machine", ast.expr], Value]
-Execute = Callable[["Machine", Sequence[ast.stmt]], None]
-Apply = Callable[..., Value]
-OwnTestOf = Callable[["Machine", ast.AST, Value], OwnTest | None]
-MarkDecided = Callable[[Store, Iterable[Cell]], None]
-"""What walks expressions, statements and calls, and judges conditions; injected, for all of it uses the state."""
 # Kinds of conditions that make nothing a rank's own: ranks mostly share their files, and know each other's numbers.
 _NO_ORIGIN = frozenset({"files", "polled", "turns"})
 
@@ -42,21 +35,13 @@ _NO_ORIGIN = frozenset({"files", "polled", "turns"})
 class Machine(Memory):
     """Four ranks and the ways that they take: where they part, join, leave, and what that makes of their variables."""
 
-    def __init__(
-        self,
-        script: Script,
-        spawns: bool,
-        evaluate: Evaluate,
-        execute: Execute,
-        apply: Apply,
-        call_function: Apply,
-        own_test: OwnTestOf,
-        mark_decided: MarkDecided,
-    ) -> None:
-        super().__init__(script, spawns)
-        self.evaluate, self.execute = evaluate, execute
-        self.apply, self.call_function = apply, call_function
-        self.own_test, self.mark_decided = own_test, mark_decided
+    # What walks expressions, statements and calls, and judges conditions: it is put in, for all of it uses the state.
+    evaluate: Callable[[ast.expr], Value]
+    execute: Callable[[Sequence[ast.stmt]], None]
+    apply: Callable[..., Value]
+    call_function: Callable[..., Value]
+    own_test: Callable[[ast.AST, Value], OwnTest | None]
+    mark_decided: Callable[[Store, Iterable[Cell]], None]
 
     def decide(self, value: Value) -> tuple[int, int, int]:
         """Return the masks of the present ranks for which a condition is true, false, and not known."""
@@ -78,7 +63,7 @@ class Machine(Memory):
             if any(kind == "remainder" for kind, _ in tags_of(value)):
                 self.counting.add(test)
             # What the process asks that spawns the ranks, it asks for all of them.
-            own = None if self.in_parent else self.own_test(self, test, self.present(value))
+            own = None if self.in_parent else self.own_test(test, self.present(value))
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
             by_rank = varying and (own is None or own.kind == "turns") and not tags_of(value)
@@ -171,7 +156,7 @@ class Machine(Memory):
                 outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
-            if not reached and living and not all_raise(sinks, start):
+            if not reached and living and start & ~ended_by(sinks, "raise"):
                 self._leave_behind(written, sinks, start, varying, own)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in _NO_ORIGIN:
@@ -183,12 +168,7 @@ class Machine(Memory):
     def _leave_behind(
         self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool, own: OwnTest | None
     ) -> None:
-        in_turn = any(
-            isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
-            for rank, sink in enumerate(sinks)
-            if ranks >> rank & 1 and sink
-        )
-        if in_turn and self.loops:
+        if self.loops and ranks & ended_by(sinks, "break", "continue"):
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
             self.loops[-1].own = own or self.loops[-1].own

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps
-from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, forget, known_items
+from ddpdoctor.source.events import ContextAround, Item, Jump, LoopAround, OwnTest, before_jumps, ended_by
+from ddpdoctor.source.interpreter.assignment import assign_to, columns_of, filled_under, known_items, scope_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
@@ -63,10 +64,6 @@ def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
             handler(machine, statement)
 
 
-def _expression(machine: Machine, statement: ast.Expr) -> None:
-    evaluate(machine, statement.value)
-
-
 def _assign(machine: Machine, statement: ast.Assign) -> None:
     value = carried(machine, statement, evaluate(machine, statement.value))
     for target in statement.targets:
@@ -81,16 +78,10 @@ def _annotated(machine: Machine, statement: ast.AnnAssign) -> None:
 def _augmented(machine: Machine, statement: ast.AugAssign) -> None:
     if isinstance(statement.target, ast.Attribute):
         note_augmented(machine, statement.target, statement.value)
-    load = ast.copy_location(ast.BinOp(_as_load(statement.target), statement.op, statement.value), statement)
-    assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, load)))
-
-
-def _as_load(target: ast.Name | ast.Attribute | ast.Subscript) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
-    if isinstance(target, ast.Attribute):
-        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
-    return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+    before = copy(statement.target)
+    before.ctx = ast.Load()
+    after = ast.copy_location(ast.BinOp(before, statement.op, statement.value), statement)
+    assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, after)))
 
 
 def _if(machine: Machine, statement: ast.If) -> None:
@@ -135,7 +126,9 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
         def turn() -> None:
             assign_to(machine, statement.target, item)
-            _forget_counter(machine, statement.target, iterable)
+            if isinstance(statement.target, (ast.Tuple, ast.List)) and COUNTED in tags_of(iterable):
+                for counter in statement.target.elts[:1]:  # What ``enumerate`` counts is the same on every rank.
+                    assign_to(machine, counter, UNIFORM)
             execute(machine, statement.body)
 
         if empty & start:
@@ -167,8 +160,7 @@ def _gone_over(module: Module, iterable: ast.expr) -> ast.expr:
         function = last_name(iterable.func)
         iterable = iterable.args[function == "range" and len(iterable.args) > 1]
     if function == "range" and isinstance(iterable, ast.Name):
-        assigned = module.index.within(module.body_around(iterable), ast.Assign)
-        values = [one.value for one in assigned if iterable.id in map(last_name, one.targets)]
+        values = module.assigned(module.body_around(iterable), iterable)
         if len(values) == 1 and isinstance(values[0], ast.Call) and last_name(values[0].func) == "len":
             return _gone_over(module, values[0])
     return iterable
@@ -198,12 +190,6 @@ def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value,
         _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, None)
     finally:
         machine.phases.pop()
-
-
-def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
-    """Make the number that ``enumerate`` puts before an item the same on every rank."""
-    if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
-        assign_to(machine, target.elts[0], UNIFORM)
 
 
 def _while(machine: Machine, statement: ast.While) -> None:
@@ -269,11 +255,7 @@ def _loop(
         machine.add_loop(inner, turns if len(set(turns)) > 1 else [None] * len(RANKS), around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
-    returned = 0
-    for rank, items in enumerate(inner):
-        if items and isinstance(items[-1], Jump) and items[-1].kind in ("return", "raise"):
-            returned |= 1 << rank
-    machine.mask = start & ~machine.gone & ~(returned & ~machine.mask)
+    machine.mask = start & ~machine.gone & ~(ended_by(inner, "return", "raise") & ~machine.mask)
 
 
 def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
@@ -331,10 +313,6 @@ def _handler(machine: Machine, handler: ast.ExceptHandler) -> None:
     execute(machine, handler.body)
 
 
-def _with(machine: Machine, statement: ast.With | ast.AsyncWith) -> None:
-    _enter(machine, statement, list(statement.items))
-
-
 def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[ast.withitem]) -> None:
     if not items:
         execute(machine, statement.body)
@@ -363,7 +341,10 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
         return
     value = evaluate(machine, item.context_expr)
     enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
-    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter)
+    if enter is not None:
+        entered = machine.apply(item.context_expr, enter)
+    else:
+        entered = derived((value,)) if isinstance(value, (BoundMethod, External)) else value
     if item.optional_vars is not None:
         assign_to(machine, item.optional_vars, entered)
 
@@ -383,7 +364,7 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     else:
 
         def last() -> None:
-            machine.apply(machine, item.context_expr, leave, Arguments((NONE,) * 3))
+            machine.apply(item.context_expr, leave, Arguments((NONE,) * 3))
 
         _finally(machine, body, last)
 
@@ -413,12 +394,8 @@ def _finally(machine: Machine, body: Callable[[], None], last: Callable[[], None
         sink.extend(left)
 
 
-def _entered(value: Value) -> Value:
-    return value if not isinstance(value, (BoundMethod, External)) else derived((value,))
-
-
 def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    function: Value = Function(statement, _module_name(machine), machine.frame.scope)
+    function: Value = Function(statement, machine.frame.module.name, machine.frame.scope)
     for decorator in reversed(statement.decorator_list):
         function = decorated(machine, decorator, function)
     machine.assign(machine.frame.scope, statement.name, function)
@@ -426,32 +403,17 @@ def _define(machine: Machine, statement: ast.FunctionDef | ast.AsyncFunctionDef)
 
 def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
     scope = machine.number()
-    cls = ProjectClass(statement, _module_name(machine), scope)
+    cls = ProjectClass(statement, machine.frame.module.name, scope)
     for base in statement.bases:
         evaluate(machine, base)
     run_class_body(machine, statement, scope)
     machine.assign(machine.frame.scope, statement.name, cls)
 
 
-def _module_name(machine: Machine) -> str:
-    return machine.frame.module.name
-
-
-def _global(machine: Machine, statement: ast.Global) -> None:
-    machine.frame.globals.update(statement.names)
-
-
-def _nonlocal(machine: Machine, statement: ast.Nonlocal) -> None:
-    machine.frame.nonlocals.update(statement.names)
-
-
-def _import(machine: Machine, statement: ast.Import | ast.ImportFrom) -> None:
-    run_import(machine, statement, execute)
-
-
 def _delete(machine: Machine, statement: ast.Delete) -> None:
     for target in statement.targets:
-        forget(machine, target)
+        if isinstance(target, ast.Name):
+            machine.assign(scope_of(machine, target.id), target.id, UNIFORM)
 
 
 def _assert(machine: Machine, statement: ast.Assert) -> None:
@@ -504,8 +466,8 @@ def _captured(pattern: ast.pattern) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-_HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
-    ast.Expr: _expression,
+_HANDLERS: dict[type[ast.stmt], Callable[..., object]] = {
+    ast.Expr: lambda machine, statement: evaluate(machine, statement.value),
     ast.Assign: _assign,
     ast.AnnAssign: _annotated,
     ast.AugAssign: _augmented,
@@ -518,15 +480,14 @@ _HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
     ast.Return: _return,
     ast.Raise: _raise,
     ast.Try: _try,
-    ast.With: _with,
-    ast.AsyncWith: _with,
+    **dict.fromkeys((ast.With, ast.AsyncWith), lambda machine, statement: _enter(machine, statement, statement.items)),
     ast.FunctionDef: _define,
     ast.AsyncFunctionDef: _define,
     ast.ClassDef: _define_class,
-    ast.Global: _global,
-    ast.Nonlocal: _nonlocal,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
+    ast.Global: lambda machine, statement: machine.frame.globals.update(statement.names),
+    ast.Nonlocal: lambda machine, statement: machine.frame.nonlocals.update(statement.names),
+    ast.Import: run_import,
+    ast.ImportFrom: run_import,
     ast.Delete: _delete,
     ast.Assert: _assert,
     ast.Match: _match,

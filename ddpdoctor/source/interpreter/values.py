@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from functools import reduce
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -505,10 +507,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
         return _join_unknown(one, other, varying)
     if isinstance(one, Const) and isinstance(other, Const) and one.value is not None and other.value is not None:
         return Unknown(varying)
-    options: list[Value] = []
-    for option in (*options_of(one), *options_of(other)):
-        if option not in options:
-            options.append(option)
+    options = list(dict.fromkeys((*options_of(one), *options_of(other))))
     if len(options) > (MAXIMUM_OBJECTS if all(map(_is_of_objects, options)) else MAXIMUM_OPTIONS):
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
@@ -559,17 +558,9 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
         return fallback
     by_rank: list[Value] = []
     for rank in RANKS:
-        here = [value for mask, value in results if mask >> rank & 1]
-        if not here:
-            by_rank.append(fallback if ranks >> rank & 1 else on_rank(results[0][1], rank))
-            continue
-        if all(value is here[0] for value in here):
-            by_rank.append(on_rank(here[0], rank))
-            continue
-        value = on_rank(here[0], rank)
-        for other in here[1:]:
-            value = join(value, on_rank(other, rank))
-        by_rank.append(value)
+        here = {id(value): on_rank(value, rank) for mask, value in results if mask >> rank & 1}.values()
+        other = fallback if ranks >> rank & 1 else on_rank(results[0][1], rank)
+        by_rank.append(reduce(join, here) if here else other)
     return per_rank(by_rank, is_guessed(*(value for _, value in results)))
 
 
@@ -606,3 +597,24 @@ def truth(value: Value) -> bool | None:
 
 BUILTINS = {name: External(f"builtins.{name}") for name in (*dir(builtins), "exit", "quit")}
 """What a name without an assignment or an import means."""
+BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Pow: operator.pow,
+}
+ORDERINGS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+"""What arithmetic and comparisons do, by their nodes."""

@@ -247,7 +247,9 @@ def _run_hooks(machine: Machine, node: ast.AST, trainer: ExternalObject, name: s
     made = machine.object(trainer)
     model = given.value("model", 0) or NONE
     module = next((one for one in options_of(model) if isinstance(one, Instance)), None)
-    if made is None or module is None or isinstance(model, (OneOf, PerRank)) or not _is_module(machine, module):
+    if made is None or module is None or isinstance(model, (OneOf, PerRank)):
+        return
+    if not any(name.endswith(".LightningModule") for name in base_names(machine, module.cls)):
         return
     held = made.named.get("callbacks", NONE)
     listed = held.values if isinstance(held, SequenceValue) else (held,)
@@ -262,7 +264,7 @@ def _run_hooks(machine: Machine, node: ast.AST, trainer: ExternalObject, name: s
             if isinstance(found, Function):
                 before: list[Value] = [] if instance is module else [trainer, module]
                 passed = Arguments([*before, *arguments], complete=False)
-                machine.apply(machine, node, bound_to(found, instance), passed)
+                machine.apply(node, bound_to(found, instance), passed)
 
 
 def _ask_for_data(
@@ -279,7 +281,7 @@ def _ask_for_data(
             if not isinstance(found, Function) or (hook == "setup" and instance == module):
                 continue
             arguments: list[Value] = [UNIFORM] if hook == "setup" else []
-            made = machine.apply(machine, node, bound_to(found, instance), Arguments(arguments, complete=False))
+            made = machine.apply(node, bound_to(found, instance), Arguments(arguments, complete=False))
             if divides:
                 machine.prepared.update(one.number for one in options_of(made) if isinstance(one, ExternalObject))
 
@@ -294,13 +296,9 @@ def _prepare_data(machine: Machine, node: ast.AST, instance: Instance) -> None:
         return
     machine.mask = present & 1
     try:
-        machine.apply(machine, node, bound_to(found, instance), OPEN_ARGUMENTS)
+        machine.apply(node, bound_to(found, instance), OPEN_ARGUMENTS)
     finally:
         machine.mask = present & ~machine.gone
-
-
-def _is_module(machine: Machine, module: Instance) -> bool:
-    return any(name.endswith(".LightningModule") for name in base_names(machine, module.cls))
 
 
 def _hooks(stages: tuple[str, ...]) -> Iterator[tuple[str, list[Value]]]:

@@ -149,7 +149,7 @@ class Screen:
 
     def _names_process(self, formatter: Value) -> bool:
         made = self._machine.object(formatter)
-        return made is None or any(map(_shows_process, (*made.positional, *made.named.values())))
+        return made is None or any(map(_shows_process, made.values))
 
 
 def _shows_process(value: Value) -> bool:

@@ -58,21 +58,6 @@ _PLAIN = (ast.Name, ast.Attribute)
 _GATHERING_OPTIONS = ("full_state_dict", "broadcast_from_rank0")
 
 
-def shard(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Shard a module in place, or several as one unit."""
-    return _in_place(machine, node, given, gathers=True, with_data=True)
-
-
-def replicate(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Let a module average its gradients, in place."""
-    return _in_place(machine, node, given, gathers=False, with_data=True)
-
-
-def parallelize(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Divide the computation of a module, in place: its ranks share their data."""
-    return _in_place(machine, node, given, gathers=True, with_data=False)
-
-
 def wrapper(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make the wrapper whose forward, backward and state dict are collectives."""
     number = machine.object_number(node)
@@ -97,7 +82,7 @@ def make_mesh(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def mesh_of_ranks(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Make a mesh of an array of ranks; its dimensions are counted by their names, or by how the array is written."""
-    from ddpdoctor.source.script.rank_arrays import array_of, axes_of
+    from ddpdoctor.source.script.rank_arrays import axes_of_mesh
 
     number = machine.object_number(node)
     machine.emit("object", MESH, node, given, number=number)
@@ -108,7 +93,7 @@ def mesh_of_ranks(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         array = array.values[0]
     if not sizes and isinstance(names, SequenceValue) and not names.open:
         sizes = [...] * len(names.values)
-    _note_sizes(machine, sizes or [...] * len(axes_of(machine.frame.module, array_of(node))))
+    _note_sizes(machine, sizes or [...] * len(axes_of_mesh(machine.frame.module, node)))
     return ExternalObject(number, MESH)
 
 
@@ -221,7 +206,7 @@ def own_part(machine: Machine, held: Value) -> Value | None:
     """
     made = machine.object(held)
     if made is not None and made.name.startswith("torch.optim.") and ".lr_scheduler." not in made.name:
-        kinds = {kind for value in made.positional + tuple(made.named.values()) for kind, _ in tags_of(value)}
+        kinds = {kind for value in made.values for kind, _ in tags_of(value)}
         return derived([], frozenset({(SHARDS, made.ordinal)})) if SHARDED_PARAMETERS in kinds else None
     wrapped = made is not None and made.name == SHARDED_WRAPPER
     return None if wrapped or not is_in_parts(machine, held) else derived([], frozenset({(SHARDS, 0)}))
@@ -247,7 +232,7 @@ def clip_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     clipped = node.args[0] if isinstance(node, ast.Call) and node.args else None
     method = clipped.func if isinstance(clipped, ast.Call) else None
     if isinstance(method, ast.Attribute) and method.attr == "parameters" and isinstance(method.value, _PLAIN):
-        owner = machine.evaluate(machine, method.value)
+        owner = machine.evaluate(method.value)
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
@@ -280,6 +265,10 @@ def forward(
 
 
 def _in_place(machine: Machine, node: ast.AST, given: Arguments, *, gathers: bool, with_data: bool) -> Value:
+    """Shard a module in place, or several as one unit, let it average its gradients, or divide its computation.
+
+    Of the latter the ranks share their data.
+    """
     module = given.value("module", 0) or NONE
     mesh = given.named.get("mesh", given.named.get("device_mesh", NONE))
     if not with_data and len(given.positional) > 1:
@@ -312,9 +301,9 @@ def _all_everywhere(machine: Machine) -> bool:
 
 
 CALLS: Mapping[str, Handler] = {
-    "torch.distributed.fsdp.fully_shard": shard,
-    "torch.distributed._composable.replicate": replicate,
-    "torch.distributed.tensor.parallel.parallelize_module": parallelize,
+    "torch.distributed.fsdp.fully_shard": partial(_in_place, gathers=True, with_data=True),
+    "torch.distributed._composable.replicate": partial(_in_place, gathers=False, with_data=True),
+    "torch.distributed.tensor.parallel.parallelize_module": partial(_in_place, gathers=True, with_data=False),
     SHARDED_WRAPPER: wrapper,
     "torch.distributed.init_device_mesh": make_mesh,
     MESH: mesh_of_ranks,

@@ -51,7 +51,8 @@ def own_code(script: Script, save: Location, load: Location) -> Mapping[str, tup
         if name is None or not _is_known(module, call, name):
             continue
         text = ast.unparse(name)
-        key = next((key for key, value in entries.items() if _is(owner_of_state(value), name)), "")
+        owners = ((key, owner_of_state(value)) for key, value in entries.items())
+        key = next((key for key, owner in owners if owner is not None and ast.unparse(owner) == text), "")
         missing = "" if key else f'"{kind}": {text}.{_STATE}()'
         found[what] = (missing, f'{text}.load_{_STATE}({held}["{key or kind}"])')
     for key, value in entries.items():
@@ -87,10 +88,6 @@ def owner_of_state(value: ast.expr) -> ast.expr | None:
     """Return whose ``state_dict`` an expression takes; None for any other."""
     called = value.func if isinstance(value, ast.Call) else None
     return called.value if isinstance(called, ast.Attribute) and called.attr == _STATE else None
-
-
-def _is(one: ast.expr | None, other: ast.expr) -> bool:
-    return one is not None and ast.unparse(one) == ast.unparse(other)
 
 
 def _only(projection: Projection, kind: str) -> ast.expr | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
+from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same, shape_of
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     BAR_COUNT,
@@ -26,7 +26,16 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
-from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
+from ddpdoctor.source.script.module import (
+    DEFINITIONS,
+    LEAVES,
+    Module,
+    all_once,
+    descend,
+    descend_outside,
+    dotted,
+    last_name,
+)
 
 SAME_ORDER = "Let the ranks make these calls in the same order."
 SHOWN = 3
@@ -137,7 +146,7 @@ def _is_always_so(parting: SourceParting) -> bool:
     guard = parting.guard
     around = guard.module.parents.get(guard.node)
     chosen = isinstance(around, (ast.For, ast.AsyncFor)) or (isinstance(around, ast.Call) and around.func is guard.node)
-    lines = [frame.line for frame in parting.event.chain if frame.file == str(guard.module.path)]
+    lines = parting.event.lines_in(guard.module)
     statement = next((one for one in guard.module.ancestors(guard.node) if isinstance(one, ast.stmt)), None)
     if chosen or statement is None or parting.left is not None or parting.turns is not None:
         return False
@@ -238,20 +247,23 @@ def _verb(mask: int, verb: str) -> str:
 
 
 def _in_walk(projection: Projection, walk: Walk) -> Iterator[SourceParting]:
-    classes: list[tuple[int, Tree]] = []
-    for rank in RANKS if not walk.uncertain else ():
-        if walk.raised >> rank & 1:
-            continue
-        for index, (mask, tree) in enumerate(classes):
-            if same(tree, walk.trees[rank]):
-                classes[index] = (mask | 1 << rank, tree)
-                break
-        else:
-            classes.append((1 << rank, walk.trees[rank]))
-    if len(classes) < 2:
-        return
-    for other in classes[1:]:
-        yield from _compare(projection, classes[0], other)
+    classes: dict[int, tuple[int, Tree]] = {}
+    for rank, tree in enumerate(walk.trees if not walk.uncertain else ()):
+        if not walk.raised >> rank & 1:
+            mask, first = classes.get(shape := shape_of(tree), (0, tree))
+            classes[shape] = mask | 1 << rank, first
+    one, *others = classes.values() or ((0, ()),)
+    for other in others:
+        yield from _compare(projection, one, other)
+
+
+class _Side(msgspec.Struct, frozen=True):
+    """One of two groups of ranks, at a place of its tree."""
+
+    ranks: int
+    item: Item | None
+    rest: Tree
+    """The item and what follows it, as far as that is looked at."""
 
 
 def _compare(
@@ -270,14 +282,15 @@ def _compare(
             here, there = here + 1, there + 1
             continue
         rest, other_rest = tree[here : here + AHEAD], other_tree[there : there + AHEAD]
+        mine, theirs = _Side(ranks, item, rest), _Side(other_ranks, match, other_rest)
         if item is not None and match is not None and same((item,), (match,)):
-            extra = _extra(projection, ranks, other_ranks, rest, other_rest)
-            missed = extra or _extra(projection, other_ranks, ranks, other_rest, rest)
+            extra = _extra(projection, mine, theirs)
+            missed = extra or _extra(projection, theirs, mine)
             if missed is not None:
                 yield missed
             here, there = here + (missed is None or extra is not None), there + (extra is None)
             continue
-        longer = _other_turns(item, match, ranks, other_ranks, rest, other_rest)
+        longer = _other_turns(mine, theirs)
         if longer is not None:
             yield longer
             here, there = here + 1, there + 1
@@ -288,13 +301,11 @@ def _compare(
             yield from (found for a, b in inner for found in _compare(projection, (ranks, a), (other_ranks, b), loop))
             here, there = here + 1, there + 1
             continue
-        found = _guarded(projection, item, ranks, other_ranks, rest, other_rest)
-        back = _guarded(projection, match, other_ranks, ranks, other_rest, rest)
+        found, back = _guarded(projection, mine, theirs), _guarded(projection, theirs, mine)
         if found is None and back is None:
-            rest = _with_events(rest, tree, around[0])
-            other_rest = _with_events(other_rest, other_tree, around[1])
-            sides = (projection, item, match, ranks, other_ranks, rest, other_rest)
-            left = _by_exit(*sides)
+            mine = _Side(ranks, item, _with_events(rest, tree, around[0]))
+            theirs = _Side(other_ranks, match, _with_events(other_rest, other_tree, around[1]))
+            left = _by_exit(projection, mine, theirs)
             if left is not None:
                 yield left
                 yield from _behind_forward(left)
@@ -356,15 +367,14 @@ def _permuted(one: Tree, other: Tree) -> int:
     return 0
 
 
-def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> SourceParting | None:
+def _extra(projection: Projection, one: _Side, other: _Side) -> SourceParting | None:
     """Return a call of one side that the other only seems to match, by one that this side makes as well, later on."""
-    event, match = rest[0], other_rest[0]
+    event, match = one.item, other.item
     if not isinstance(event, Event) or not isinstance(match, Event) or event.ordinal == match.ordinal:
         return None
-    if not any(isinstance(later, Event) and later.ordinal == match.ordinal for later in rest[1:]):
+    if not any(isinstance(later, Event) and later.ordinal == match.ordinal for later in one.rest[1:]):
         return None
-    guarded = _guarded(projection, event, ranks, other_ranks, rest, other_rest)
-    return guarded or _by_exit(projection, event, None, ranks, other_ranks, rest, ())
+    return _guarded(projection, one, other) or _by_exit(projection, one, _Side(other.ranks, None, ()))
 
 
 def _with_events(*trees: Tree) -> Tree:
@@ -372,10 +382,9 @@ def _with_events(*trees: Tree) -> Tree:
     return next((tree for tree in trees if next(events_in(tree), None) is not None), trees[0])
 
 
-def _other_turns(
-    item: Item | None, match: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
-) -> SourceParting | None:
+def _other_turns(one: _Side, other: _Side) -> SourceParting | None:
     """Return a loop that both sides run, with the same collectives, a different number of times."""
+    item, match = one.item, other.item
     if not isinstance(item, Loop) or not isinstance(match, Loop) or item.node is not match.node:
         return None
     if item.turns is None or match.turns is None or item.turns == match.turns or not same(item.body, match.body):
@@ -385,8 +394,9 @@ def _other_turns(
     if event is None or around is None:
         return None
     bound = getattr(around.node, "iter", around.node)
-    guard = Guard(bound, around.module, ranks, is_guessed(around.iterable), around.iterable, 0)
-    return SourceParting(event, ranks, other_ranks, rest, other_rest, guard, None, (item.turns, match.turns))
+    guard = Guard(bound, around.module, one.ranks, is_guessed(around.iterable), around.iterable, 0)
+    turns = item.turns, match.turns
+    return SourceParting(event, one.ranks, other.ranks, one.rest, other.rest, guard, None, turns)
 
 
 def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | None:
@@ -397,16 +407,12 @@ def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | 
     return None
 
 
-def _guarded(
-    projection: Projection, item: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
-) -> SourceParting | None:
-    """Return a call in ``item`` that a rank test keeps from all the other ranks."""
-    if item is None:
-        return None
-    for event in events_in((item,)):
+def _guarded(projection: Projection, one: _Side, other: _Side) -> SourceParting | None:
+    """Return a call in the item of one side that a rank test keeps from all the other ranks."""
+    for event in events_in((one.item,)) if one.item is not None else ():
         for guard in reversed(event.guards):
-            if not guard.arm & other_ranks and not _made_elsewhere(projection, event, guard, other_ranks):
-                return SourceParting(event, ranks, other_ranks, rest, other_rest, guard, None)
+            if not guard.arm & other.ranks and not _made_elsewhere(projection, event, guard, other.ranks):
+                return SourceParting(event, one.ranks, other.ranks, one.rest, other.rest, guard, None)
     return None
 
 
@@ -420,31 +426,20 @@ def _made_elsewhere(projection: Projection, event: Event, guard: Guard, others: 
     )
 
 
-def _by_exit(
-    projection: Projection,
-    item: Item | None,
-    match: Item | None,
-    ranks: int,
-    other_ranks: int,
-    rest: Tree,
-    other_rest: Tree,
-) -> SourceParting | None:
+def _by_exit(projection: Projection, one: _Side, other: _Side) -> SourceParting | None:
     """Return a call that one side misses because it left a function, a loop or the program under a rank test."""
-    for one, other, mask, other_mask, here, there in (
-        (item, match, ranks, other_ranks, rest, other_rest),
-        (match, item, other_ranks, ranks, other_rest, rest),
-    ):
-        event = next(events_in(here), None)
-        if event is None:
-            continue
-        for left in reversed(projection.exits):
-            if not left.ranks & other_mask or left.ranks & mask or (left.scope and left.scope not in event.scopes):
+    for here, there in ((one, other), (other, one)):
+        event = next(events_in(here.rest), None)
+        item, match = here.item, there.item
+        for left in reversed(projection.exits) if event is not None else ():
+            if event is None or not left.ranks & there.ranks or left.ranks & here.ranks:
                 continue
-            if _excludes(left, event) or _comes_after(left, event):
+            if (left.scope and left.scope not in event.scopes) or _excludes(left, event) or _comes_after(left, event):
                 continue
-            before = one is not None and left.ordinal < event.ordinal
-            if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
-                return SourceParting(event, mask, other_mask, here, there, left.guard, left)
+            before = item is not None and left.ordinal < event.ordinal
+            leaves = isinstance(match, Jump) or (isinstance(match, Branch) and match.leaves)
+            if before or leaves or (isinstance(item, Loop) and _stands_in(left.node, item.node)):
+                return SourceParting(event, here.ranks, there.ranks, here.rest, there.rest, left.guard, left)
     return None
 
 
@@ -472,10 +467,9 @@ def _excludes(left: Exit, event: Event) -> bool:
     """
     at_exit = dict(_switches(left, getattr(left.node, "lineno", 0)))
     undecided = {_switch(test)[0] for _, test in event.undecided}
-    lines = [frame.line for frame in event.chain if frame.file == str(left.module.path)]
     return any(
         name in undecided and at_exit.get(name, is_on) is not is_on
-        for line in lines
+        for line in event.lines_in(left.module)
         for name, is_on in _switches(left, line)
     )
 
@@ -508,8 +502,8 @@ def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[SourceParti
         last = around.body[-1].end_lineno or left.node.lineno
         handled = around.end_lineno or last
         events = {event.ordinal: event for tree in walk.trees for event in events_in(tree)}
-        missed = [event for event in events.values() if _passes(event, left, left.node.lineno + 1, last)]
-        instead = {event.name for event in events.values() if _passes(event, left, last + 1, handled)}
+        missed = list(events_through(events.values(), left.module, left.node.lineno + 1, last))
+        instead = {event.name for event in events_through(events.values(), left.module, last + 1, handled)}
         if missed and not instead & {event.name for event in missed}:
             event = min(missed, key=lambda event: event.ordinal)
             yield SourceParting(event, ALL_RANKS & ~left.ranks, left.ranks, (event,), (), left.guard, left)
@@ -517,21 +511,10 @@ def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[SourceParti
 
 def _try_around(left: Exit) -> ast.Try | None:
     line = getattr(left.node, "lineno", 0)
-    for around in left.module.ancestors(left.node):
-        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return None
+    for around in left.module.in_function(left.node):
         if isinstance(around, ast.Try) and around.handlers and line <= (around.body[-1].end_lineno or 0):
             return around
     return None
-
-
-def _passes(event: Event, left: Exit, first_line: int, last_line: int) -> bool:
-    file = str(left.module.path)
-    return any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain)
-
-
-def _leaves(item: Item | None) -> bool:
-    return isinstance(item, Jump) or (isinstance(item, Branch) and item.leaves)
 
 
 def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
@@ -577,8 +560,7 @@ AHEAD = 200
 # The collectives of a script that every rank has to come to, and the lines that lead to them.
 
 BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
-_CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Name, ast.Constant})
-"""Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
+_CLOSED = DEFINITIONS | LEAVES | {ast.Lambda}
 
 
 def is_in_turns(projection: Projection, event: Event) -> bool:
@@ -600,10 +582,7 @@ def is_in_turns(projection: Projection, event: Event) -> bool:
 
 def events_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
     """Yield the events whose call chain passes some lines of a file."""
-    file = str(module.path)
-    for event in events:
-        if any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain):
-            yield event
+    return (event for event in events if any(first_line <= line <= last_line for line in event.lines_in(module)))
 
 
 def reported_lines(projection: Projection) -> frozenset[tuple[str, int]]:
@@ -630,12 +609,7 @@ def function_around(module: Module, node: ast.AST) -> ast.AST:
 
 def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function without those of functions and classes in it."""
-    waiting = children_of(function)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if node.__class__ not in _CLOSED:
-            waiting += children_of(node)
+    return descend_outside(function, _CLOSED)
 
 
 def mentions(node: ast.AST, names: Iterable[str]) -> bool:

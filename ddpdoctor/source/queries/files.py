@@ -37,13 +37,15 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
-from ddpdoctor.source.script.module import descend, last_name, made_from
+from ddpdoctor.source.script.module import argument_of, descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _OPEN = "builtins.open"
 LOG_FILE = "logging.FileHandler"
 """It appends unless it is given another mode."""
+# What opens a file: the argument that is its path, which comes first, and the mode by default.
+_OPENERS = {_OPEN: ("file", "r"), LOG_FILE: ("filename", "a")}
 # The argument that is the path of a new file or directory.
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
@@ -112,12 +114,10 @@ def shown_path(source: str, path: Value) -> str:
 def writes(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks write from their beginning, in the order of execution."""
     for event in projection.in_course("save", "call"):
-        if event.name == _OPEN:
-            if _mode(event)[:1] in {"w", "x"}:
-                yield from _use(event, "file", 0)
-        elif event.name == LOG_FILE:
-            if _mode(event, "a")[:1] in {"w", "x"}:
-                yield from _use(event, "filename", 0)
+        if event.name in _OPENERS:
+            name, default = _OPENERS[event.name]
+            if _mode(event, default)[:1] in {"w", "x"}:
+                yield from _use(event, name, 0)
         elif event.name in _MAPPERS:
             if _mapped(event) == "w+":
                 yield from _use(event, "filename", 0)
@@ -125,7 +125,7 @@ def writes(projection: Projection) -> Iterator[FileUse]:
             yield from _use_of_receiver(event)
         elif event.name in _WRITERS:
             yield from _use(event, *_WRITERS[event.name])
-        elif event.name == "save" and _saves_itself(event.receiver):
+        elif event.name == "save" and getattr(event.receiver, "name", "").startswith(_SAVE_THEMSELVES):
             yield from _use(event, "path", 0)
 
 
@@ -151,10 +151,6 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
             if left_in_mode(projection, event) is None:
                 seen.add(event.node)
                 yield use
-
-
-def _saves_itself(receiver: Value | None) -> bool:
-    return isinstance(receiver, ExternalObject) and receiver.name.startswith(_SAVE_THEMSELVES)
 
 
 def reads(projection: Projection) -> Iterator[FileUse]:
@@ -186,9 +182,7 @@ def _mode(event: Event, default: str = "r", position: int = 1) -> str:
 def _use(event: Event, name: str, position: int) -> Iterator[FileUse]:
     path = event.argument(name, position)
     if path is not None and isinstance(event.node, ast.Call):
-        words = {entry.arg: entry.value for entry in event.node.keywords}
-        node = words.get(name, event.node.args[position] if position < len(event.node.args) else None)
-        yield FileUse(event, path, node)
+        yield FileUse(event, path, argument_of(event.node, name, position))
 
 
 def _use_of_receiver(event: Event) -> Iterator[FileUse]:
@@ -199,9 +193,10 @@ def _use_of_receiver(event: Event) -> Iterator[FileUse]:
 def opened_to_write(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks make where they are missing: written from their beginning or added to."""
     yield from writes(projection)
-    for event in noted(projection, _OPEN, LOG_FILE):
-        if _mode(event, "a" if event.name == LOG_FILE else "r")[:1] == "a":
-            yield from _use(event, "filename" if event.name == LOG_FILE else "file", 0)
+    for event in noted(projection, *_OPENERS):
+        name, default = _OPENERS[event.name]
+        if _mode(event, default)[:1] == "a":
+            yield from _use(event, name, 0)
 
 
 def changed_path(event: Event) -> Value | None:

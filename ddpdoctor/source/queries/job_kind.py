@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     RANKS,
+    Const,
     PerRank,
     SequenceValue,
     Value,
@@ -31,7 +32,7 @@ from ddpdoctor.source.script.launch_facts import (
     spellings,
     tests_for_gpu,
 )
-from ddpdoctor.source.script.module import Module, descend, dotted, last_name, once
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, once, once_each
 from ddpdoctor.source.script.script import Script, calls_any, gives_each_rank_a_machine, is_started_per_gpu, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
@@ -95,18 +96,13 @@ def is_distributed(projection: Projection) -> bool:
         return True
     if any(projection.of_kind("data-parallel")) and not any(projection.of_kind("sampler")):
         return False
-    if any(event.name in _MAKE_WORLDS and not _is_alone(event) for event in projection.of_kind("collective")):
+    # A mesh is made of the default group, which is made with it where there is none.
+    worlds = (one for one in projection.of_kind("collective") if one.name in ("init_process_group", "init_device_mesh"))
+    # A tool for one process makes a group of one rank to call code for ranks.
+    alone = {"world_size": Const(1), "rank": Const(0)}
+    if any(not alone.items() <= one.named.items() for one in worlds):
         return True
     return joins_by_framework(projection)
-
-
-# A mesh is made of the default group, which is made with it where there is none.
-_MAKE_WORLDS = frozenset({"init_process_group", "init_device_mesh"})
-
-
-def _is_alone(init: Event) -> bool:
-    """Return whether a group is made of one rank, as a tool for one process does that calls code for ranks."""
-    return constant(init.named.get("world_size", NONE)) == 1 and constant(init.named.get("rank", NONE)) == 0
 
 
 def joins_by_framework(projection: Projection) -> bool:
@@ -208,9 +204,7 @@ def left_in_mode(projection: Projection, event: Event) -> Guard | None:
             continue
         if isinstance(left.node, ast.Continue) and not any(left.node in descend(loop.node) for loop in event.loops):
             continue
-        for around in left.module.ancestors(left.node):
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                break
+        for around in left.module.in_function(left.node):
             if not isinstance(around, ast.If) or around.test is left.guard.node or around.test in around_event:
                 continue
             if _chooses_mode(projection, left.module.excerpt(around.test, LONGEST_CONDITION)):
@@ -241,7 +235,7 @@ def _arm(event: Event, condition: Condition) -> bool | None:
     around = module.parents.get(test)
     if not isinstance(around, ast.If) or around.test is not test:
         return None
-    lines = [frame.line for frame in event.chain if frame.file == str(module.path)]
+    lines = event.lines_in(module)
     for arm, body in ((True, around.body), (False, around.orelse)):
         last = (body[-1].end_lineno or body[-1].lineno) if body else 0
         if body and any(body[0].lineno <= line <= last for line in lines):
@@ -265,7 +259,7 @@ def initialisations(projection: Projection) -> Iterator[Event]:
 
 def _counts_devices(projection: Projection, joined: Event) -> bool:
     """Return whether the size of a group is an attribute that the script sets to nothing but the devices of a node."""
-    size = keyword(joined.node, "world_size") if isinstance(joined.node, ast.Call) else None
+    size = argument_of(joined.node, "world_size")
     if not isinstance(size, ast.Attribute):
         return False
     given = [
@@ -278,10 +272,7 @@ def _counts_devices(projection: Projection, joined: Event) -> bool:
 
 
 def _is_device_count(module: Module, value: ast.expr) -> bool:
-    values = [value]
-    if isinstance(value, ast.Name):
-        assigned = module.index.within(module.body_around(value), ast.Assign)
-        values = [one.value for one in assigned if any(last_name(target) == value.id for target in one.targets)]
+    values = module.assigned(module.body_around(value), value) if isinstance(value, ast.Name) else [value]
     calls = [isinstance(one, ast.Call) and module.resolve(one.func) == "torch.cuda.device_count" for one in values]
     return bool(calls) and all(calls)
 
@@ -295,13 +286,13 @@ def is_single_node(projection: Projection) -> bool:
         size = event.argument("world_size", 3)
         if size is not None and (("device-count", 0) in tags_of(size) or _counts_devices(projection, event)):
             return True
-    return any(map(_is_this_machine, _written_addresses(projection)))
+    return any(map(_THIS_MACHINE.match, _written_addresses(projection)))
 
 
 def names_another_machine(projection: Projection) -> bool:
     """Return whether the address in the code is that of another machine: it comes from no launcher."""
     return any(
-        not address.startswith(("env:", "file:")) and not _is_this_machine(address)
+        not address.startswith(("env:", "file:")) and _THIS_MACHINE.match(address) is None
         for address in _written_addresses(projection)
     )
 
@@ -320,24 +311,11 @@ def _written_addresses(projection: Projection) -> Iterator[str]:
             yield address
 
 
-def _is_this_machine(address: str) -> bool:
-    return _THIS_MACHINE.match(address) is not None
-
-
-def backend_of(initialisation: Event) -> Value | None:
-    """Return the backend in the call of a process group; None when it is left to torch."""
-    return initialisation.argument("backend", 0)
-
-
 def is_nccl_only(projection: Projection) -> bool:
     """Return whether every process group of a job is certainly NCCL's and nothing else's."""
     found = list(initialisations(projection))
-    return bool(found) and all(event.complete and _is_nccl(backend_of(event)) for event in found)
-
-
-def _is_nccl(backend: Value | None) -> bool:
-    name = constant(backend) if backend is not None else None
-    return isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"}
+    names = (constant(event.argument("backend", 0) or NONE) if event.complete else None for event in found)
+    return bool(found) and all(isinstance(name, str) and name.lower() in {"nccl", "cuda:nccl"} for name in names)
 
 
 def may_use_cuda(script: Script) -> bool:
@@ -365,17 +343,17 @@ def hints_at_ranks(event: Event) -> bool:
     return event.rank_tested or any(_is_rank_test(module, test) for module, test in event.undecided)
 
 
+@once_each
 def _is_rank_test(module: Module, test: ast.AST) -> bool:
     if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)) or _asks_a_list_of_some_ranks(module, test):
         return True
     names = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute))}
+    assigned = module.index.within(module.body_around(test), ast.Assign)
+    conditions = [one for one in assigned if isinstance(one.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))]
     return any(
-        isinstance(node.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
-        and any(
-            isinstance(target, (ast.Name, ast.Attribute)) and ast.unparse(target) in names for target in node.targets
-        )
-        and text_hints_at_ranks(module.excerpt(node.value, LONGEST_CONDITION))
-        for node in module.index.within(module.body_around(test), ast.Assign)
+        ast.unparse(target) in names and text_hints_at_ranks(module.excerpt(one.value, LONGEST_CONDITION))
+        for one in conditions
+        for target in one.targets
     )
 
 
@@ -384,18 +362,11 @@ def _asks_a_list_of_some_ranks(module: Module, test: ast.AST) -> bool:
     if not module.calls_by_name.get("append"):
         return False
     asked = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))}
-    filled = [
-        call
-        for call in module.calls_by_name["append"]
-        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in asked
-    ]
-    return bool(filled) and all(_is_behind_rank_test(module, call) for call in filled)
-
-
-def _is_behind_rank_test(module: Module, node: ast.AST) -> bool:
-    return any(
-        isinstance(around, ast.If) and text_hints_at_ranks(module.excerpt(around.test, LONGEST_CONDITION))
-        for around in module.ancestors(node)
+    methods = (call.func for call in module.calls_by_name["append"])
+    filling = [one for one in methods if isinstance(one, ast.Attribute) and ast.unparse(one.value) in asked]
+    tests = [[up.test for up in module.ancestors(one) if isinstance(up, ast.If)] for one in filling]
+    return bool(tests) and all(
+        any(text_hints_at_ranks(module.excerpt(one, LONGEST_CONDITION)) for one in around) for around in tests
     )
 
 
@@ -471,11 +442,6 @@ def _is_of_training(projection: Projection, event: Event) -> bool:
     return False
 
 
-def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """Return the expression of an argument given by its name."""
-    return next((entry.value for entry in call.keywords if entry.arg == name), None)
-
-
 # What a script does when it is started with certain arguments: who starts its ranks, and whether it wants a GPU.
 
 _ON_CUDA = frozenset({"torch.device", "torch.cuda.set_device"})
@@ -487,13 +453,11 @@ def starts_own_ranks(script: Script, arguments: Sequence[str], *, by_python: boo
     One that serves a launcher too does so where a flag among the arguments chooses it (``if
     args.multiprocessing_distributed: mp.spawn(...)``), or where plain Python runs it (``by_python``).
     """
-    if script.spawns_ranks is not None:
-        return True
-    for module in script.modules:
-        for call in launches(module, script.modules):
-            if by_python or _is_chosen(script, module, call, arguments):
-                return True
-    return False
+    return script.spawns_ranks is not None or any(
+        by_python or _is_chosen(script, module, call, arguments)
+        for module in script.modules
+        for call in launches(module, script.modules)
+    )
 
 
 def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
@@ -538,7 +502,7 @@ def rank_options(script: Script) -> tuple[str, ...]:
         for module in script.modules
         for call in module.index.of(ast.Call)
         if module.resolve(call.func) == "torch.distributed.init_process_group"
-        and (value := keyword(call, "rank")) is not None
+        and (value := argument_of(call, "rank")) is not None
     }
     declared = [call for call in _declared(script) if destination(call) in names - {""}]
     return tuple(sorted({spelling for call in declared for spelling in spellings(call)}))
@@ -548,20 +512,19 @@ def _is_chosen(script: Script, module: Module, call: ast.Call, arguments: Sequen
     inner: ast.AST = call
     for around in module.ancestors(call):
         if isinstance(around, ast.If) and inner in around.body:
-            flags = {dotted(test).rpartition(".")[2] for test in _alternatives(around.test)} - {""}
-            if any(_flag(declared) in flags for declared in _declared(script) if _given(declared, arguments)):
+            test = around.test
+            either = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+            flags = {dotted(one).rpartition(".")[2] for one in either} - {""}
+            given = (declared for declared in _declared(script) if not set(spellings(declared)).isdisjoint(arguments))
+            if any(_flag(declared) in flags for declared in given):
                 return True
         inner = around
     return False
 
 
-def _alternatives(test: ast.expr) -> Sequence[ast.expr]:
-    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
-
-
 def _flag(declared: ast.Call) -> str:
     """Return the attribute that a ``store_true`` option sets; empty for other options."""
-    action = keyword(declared, "action")
+    action = argument_of(declared, "action")
     return destination(declared) if isinstance(action, ast.Constant) and action.value == "store_true" else ""
 
 
@@ -570,18 +533,13 @@ def _declared(script: Script) -> Iterator[ast.Call]:
         yield from declared_options(module)
 
 
-def _given(declared: ast.Call, arguments: Sequence[str]) -> bool:
-    return any(name in arguments for name in spellings(declared))
-
-
 def _asked(call: ast.Call, name: str) -> tuple[ast.expr, str] | None:
     """Return what decides about the device or the backend in a call, and the word that would demand a GPU."""
-    first = call.args[0] if call.args else None
     if name == "torch.distributed.init_process_group":
-        backend = first or keyword(call, "backend")
+        backend = argument_of(call, "backend", 0)
         return None if backend is None else (backend, "nccl")
     moves = name in _ON_CUDA or (isinstance(call.func, ast.Attribute) and call.func.attr == "to")
-    return (first, "cuda") if moves and first is not None else None
+    return (call.args[0], "cuda") if moves and call.args else None
 
 
 def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> Iterator[str]:
@@ -591,7 +549,7 @@ def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> 
     """
     for declared in _declared(script):
         if destination(declared) == name:
-            default = keyword(declared, "default")
+            default = argument_of(declared, "default")
             given = _value(spellings(declared), arguments)
             if given:
                 yield given.lower()

@@ -11,7 +11,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, SequenceValue, Value, constant, tags_of
 from ddpdoctor.source.libraries.sharding import COORDINATE, PART
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.script.rank_arrays import array_of, axes_of
+from ddpdoctor.source.script.rank_arrays import axes_of_mesh
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 
@@ -69,7 +69,7 @@ def _dimensions(projection: Projection, mesh: Value | None) -> tuple[Event, tupl
             return None
         return laid[0], tuple(laid[1][names.index(name)] for name in chosen)
     if made.name == MESH:
-        return made, axes_of(made.module, array_of(made.node))
+        return made, axes_of_mesh(made.module, made.node)
     return made, tuple(range(len(_items(made.argument("mesh_shape", 1)))))
 
 

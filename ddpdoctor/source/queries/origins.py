@@ -6,7 +6,7 @@ import ast
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ddpdoctor.source.script.module import Module, descend, functions_named, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, functions_named, last_name, parameters_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -70,11 +70,10 @@ class Origins:
                         found = _item(module, node.id, generator.target, generator.iter)
                         return None if found is None else [found]
             if isinstance(around, _FUNCTIONS) or around is module.tree:
-                parameters = [one.arg for one in _parameters(around)] if isinstance(around, _FUNCTIONS) else []
                 bound = _bound_in(module, around, node.id)
                 if bound is None:
                     return None
-                if isinstance(around, _FUNCTIONS) and node.id in parameters:
+                if isinstance(around, _FUNCTIONS) and node.id in parameters_of(around):
                     handed = self._arguments(module, around, node.id)
                     return [*bound, *handed] if handed else None
                 if bound:
@@ -136,15 +135,13 @@ def given_for(
     modules: Sequence[Module], function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, called: str = ""
 ) -> Iterator[tuple[Module, ast.Call, ast.expr]]:
     """Yield the calls of a function, by its name or what else it is ``called`` by, with what they give a parameter."""
-    names = [one.arg for one in _parameters(function)]
+    names = parameters_of(function)
     if name not in names:
         return
     position = names.index(name) - (names[0] in ("self", "cls"))
     for module in modules:
         for call in module.calls_by_name.get(called or function.name, ()):
-            given = next((entry.value for entry in call.keywords if entry.arg == name), None)
-            if given is None and 0 <= position < len(call.args):
-                given = call.args[position]
+            given = argument_of(call, name, position)
             if given is not None:
                 yield module, call, given
 
@@ -170,10 +167,6 @@ def _is_of_script(module: Module, called: ast.Attribute, found: list[tuple[Modul
     return isinstance(called.value, ast.Name) and called.value.id == "self" and not owners.isdisjoint(around)
 
 
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-
-
 def _names(target: ast.expr) -> list[str]:
     return [one.id for one in descend(target) if isinstance(one, ast.Name)]
 
@@ -191,8 +184,10 @@ def _bound_in(module: Module, body: ast.AST, name: str) -> list[Bound] | None:
             if not isinstance(one.context_expr, ast.Call) or not opens_text(module, one.context_expr):
                 return None
             found.append(("file", module, one.context_expr))
-        elif _is_unpacked(one, name):
-            return None
+        elif isinstance(one, ast.Assign):
+            unpacked = (target for target, _ in pairs_of(one) if isinstance(target, ast.Tuple))
+            if any(name in _names(target) for target in unpacked):
+                return None  # One of several that something is unpacked into which is not written out.
     return [*found, *_assigned(module, body, name)]
 
 
@@ -213,13 +208,6 @@ def _assigned(module: Module, body: ast.AST, name: str) -> list[Bound]:
         for target, value in (pairs_of(one) if isinstance(one, ast.Assign) else [(one.target, one.value)])
         if value is not None and ast.unparse(target) == name
     ]
-
-
-def _is_unpacked(one: ast.AST, name: str) -> bool:
-    """Return whether a name is one of several that something is unpacked into that is not written out."""
-    return isinstance(one, ast.Assign) and any(
-        isinstance(target, ast.Tuple) and name in _names(target) for target, _ in pairs_of(one)
-    )
 
 
 def _item(module: Module, name: str, target: ast.expr, iterable: ast.expr) -> Bound | None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 
+import msgspec
+
 from ddpdoctor.check import Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Location
@@ -26,10 +28,11 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
     parts_of,
+    truth,
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.script.module import Module, descend, last_name, once, once_each
+from ddpdoctor.source.script.module import Module, children_of, descend, last_name, once, once_each
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import MAXIMUM_PARTS, parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
@@ -85,7 +88,7 @@ def _unused_in(
     ``seen`` has the classes that were looked at, ``left`` their attributes that nothing comes to.
     """
     machine, frozen = projection.machine, frozen_before(projection, wrap)
-    found: list[tuple[Instance, list[str], bool]] = []
+    found: list[tuple[Instance, list[str], bool, frozenset[ast.AST]]] = []
     for part in _readable_parts(machine, model):
         if part.cls.node in seen or part.number in frozen:
             continue
@@ -95,18 +98,29 @@ def _unused_in(
             for name in parameter_attributes(machine, part)
             if getattr(machine.store.get(part.number, name), "number", None) not in frozen
         ]
-        unused = [name for name in held if not _is_used(machine, part, name)]
+        dead = _dead_code(machine, part)
+        unused = [name for name in held if not _is_used(machine, part, name, dead)]
         teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
         left.update((part.cls.node, name) for name in (*unused, *teaching))
         # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
         teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
-        found += [(part, [] if hidden else unused, False), (part, teaching, True)]
-    reached = _layers_in(machine, model, left) if any(names for _, names, _ in found) else set()
-    for part, names, is_run in found:
+        found += [(part, [] if hidden else unused, False, dead), (part, teaching, True, _NOTHING_DEAD)]
+    reached = _layers_in(machine, model, left) if any(names for _, names, *_ in found) else set()
+    for part, names, is_run, dead in found:
         own = [name for name in names if _layers_in(machine, machine.store.get(part.number, name)) - reached]
         if own:
             places = tuple(_places(machine, part, own))
-            yield _unused(wrap, part.cls.node.name, own, places, is_run=is_run, is_hidden=hidden)
+            verdict = _unused(wrap, part.cls.node.name, own, places, is_run=is_run, is_hidden=hidden)
+            ruled_out = [
+                module.location(node)
+                for name in own
+                for module, node in _uses(machine, part, name)
+                if not dead.isdisjoint((node, *module.ancestors(node)))
+            ]
+            if ruled_out:
+                reason = "this is not reached: settings of the module, which only its constructor makes, rule it out"
+                verdict = msgspec.structs.replace(verdict, because=(*verdict.because, (reason, ruled_out[0])))
+            yield verdict
 
 
 def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.ClassDef, str]] = frozenset()) -> set[int]:
@@ -125,7 +139,7 @@ def _layers_in(machine: Machine, module: Value | None, left: Set[tuple[ast.Class
                 names = (name for name in machine.store.names(value.number) if (value.cls.node, name) not in left)
                 waiting.extend(machine.store.get(value.number, name) for name in names)
             elif (made := machine.object(value)) is not None:
-                waiting.extend((*made.positional, *made.named.values()))
+                waiting.extend(made.values)
                 found |= {value.number} if HAS_PARAMETERS.search(value.name) else set()
     return found
 
@@ -152,7 +166,7 @@ def _unused(
         if is_run
         else f"Remove it, or {freeze}.",
         locations=places,
-        because=(f"DDP has {option}", wrap.location),
+        because=((f"DDP has {option}", wrap.location),),
     )
 
 
@@ -235,11 +249,12 @@ def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
     return len(names) == len(external) and (set(names) == {"torch.nn.Module"} or set(names) <= MODULES)
 
 
-def parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes of a module that certainly have parameters."""
+def parameter_attributes(machine: Machine, part: Instance, *, in_some_way: bool = False) -> Iterator[str]:
+    """Yield the attributes of a module that certainly have parameters, or have them in some way of making it."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
-        if value is not None and has_parameters(machine, value):
+        options = () if value is None else options_of(value) if in_some_way else (value,)
+        if any(has_parameters(machine, option) for option in options):
             yield name
 
 
@@ -250,12 +265,8 @@ def has_parameters(machine: Machine, value: Value) -> bool:
         if made is None or not made.complete:
             return False
         if value.name in {"torch.nn.Sequential", "torch.nn.ModuleList"}:
-            inner = [
-                part
-                for item in made.positional
-                for part in (item.values if isinstance(item, SequenceValue) else (item,))
-            ]
-            return bool(inner) and any(has_parameters(machine, part) for part in inner)
+            items = (item.values if isinstance(item, SequenceValue) else (item,) for item in made.positional)
+            return any(has_parameters(machine, part) for part in chain.from_iterable(items))
         plain = not any(constant(option) is False for option in made.named.values())
         return plain and HAS_PARAMETERS.search(value.name) is not None
     if isinstance(value, Instance):
@@ -263,12 +274,84 @@ def has_parameters(machine: Machine, value: Value) -> bool:
     return False
 
 
-def _is_used(machine: Machine, part: Instance, name: str) -> bool:
-    """Return whether an attribute is mentioned outside of methods that are never called."""
-    if name in _forward_attributes(machine, part.cls):
+_NOTHING_DEAD: frozenset[ast.AST] = frozenset()
+
+
+def _is_used(machine: Machine, part: Instance, name: str, dead: frozenset[ast.AST]) -> bool:
+    """Return whether an attribute is mentioned outside of dead code and of methods that are never called."""
+    if name not in _forward_attributes(machine, (part.cls, _NOTHING_DEAD)):
+        reached = _reached_text(machine, (part.cls, _NOTHING_DEAD))
+        if reached is not None and name not in reached:
+            return False
+    if not dead or name in _forward_attributes(machine, (part.cls, dead)):
         return True
-    reached = _reached_text(machine, part.cls)
+    reached = _reached_text(machine, (part.cls, dead))
     return reached is None or name in reached
+
+
+def _dead_code(machine: Machine, part: Instance) -> frozenset[ast.AST]:
+    """Return what the settings of a module rule out in its methods, and the tests that they decide."""
+    dead: set[ast.AST] = set()
+    for cls in family(machine, part.cls):
+        module = machine.script.module(cls.module)
+        for test in module.index.within(cls.node, ast.IfExp) if module is not None else ():
+            holds = _holds(machine, part, test.test)
+            if holds is not None:
+                dead |= {test.test, test.orelse if holds else test.body}
+        for branch in module.index.within(cls.node, ast.If) if module is not None else ():
+            holds = _holds(machine, part, branch.test)
+            if holds is None or module is None:
+                continue
+            kept, gone = (branch.body, branch.orelse) if holds else (branch.orelse, branch.body)
+            dead |= {branch.test, *gone}
+            if kept and isinstance(kept[-1], (ast.Return, ast.Raise)):
+                around = getattr(module.parents.get(branch), "body", [])
+                dead.update(around[around.index(branch) + 1 :] if branch in around else ())
+    return frozenset(dead)
+
+
+def _holds(machine: Machine, part: Instance, test: ast.expr) -> bool | None:
+    """Return how a test of a module's settings comes out, which only its constructor sets; None where that is open."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _holds(machine, part, test.operand)
+        return None if inner is None else not inner
+    if isinstance(test, ast.BoolOp):
+        decides = isinstance(test.op, ast.Or)
+        found = [_holds(machine, part, one) for one in test.values]
+        return decides if decides in found else None if None in found else not decides
+    asked = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else test
+    if not isinstance(asked, ast.Attribute) or not is_own(asked) or asked.attr in _changed_later(machine.script):
+        return None
+    value = machine.store.get(part.number, asked.attr)
+    if value is None or not isinstance(test, ast.Compare):
+        return None if value is None else truth(value)
+    other, known = test.comparators[0], constant(value)
+    if known is ... or not isinstance(other, ast.Constant) or not isinstance(test.ops[0], _EQUALITY):
+        return None
+    return (known == other.value) == isinstance(test.ops[0], (ast.Eq, ast.Is))
+
+
+_EQUALITY = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
+
+
+@once
+def _changed_later(script: Script) -> frozenset[str]:
+    """Return the names of attributes that are set outside of constructors, or that a text in the script may name."""
+    found: set[str] = set()
+    for module in script.modules:
+        for node in module.index.of(ast.Attribute):
+            if not isinstance(node.ctx, ast.Load) and getattr(module.body_around(node), "name", "") != "__init__":
+                found.add(node.attr)
+        found.update(node.value for node in module.index.of(ast.Constant) if isinstance(node.value, str))
+    return frozenset(found)
+
+
+def _live(method: ast.AST, dead: Set[ast.AST]) -> list[ast.AST]:
+    """Return a method and all below it, dead code left out."""
+    found = [method]
+    for node in found:
+        found += [inner for inner in children_of(node) if inner not in dead]
+    return found
 
 
 def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
@@ -339,15 +422,20 @@ def _is_no_grad(node: ast.expr) -> bool:
 
 
 @once_each
-def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
+def _forward_attributes(machine: Machine, key: tuple[ProjectClass, frozenset[ast.AST]]) -> frozenset[str]:
+    cls, dead = key
     forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
-    attributes = [node for method in forwards for node in descend(method) if node.__class__ is ast.Attribute]
+    attributes = [node for method in forwards for node in _live(method, dead) if node.__class__ is ast.Attribute]
     return frozenset(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
 
 
 @once_each
-def _reached_text(machine: Machine, cls: ProjectClass) -> set[str] | None:
-    """Return the words outside of methods of a class that nothing leads to; None when any attribute may be meant."""
+def _reached_text(machine: Machine, key: tuple[ProjectClass, frozenset[ast.AST]]) -> set[str] | None:
+    """Return the words outside of methods of a class that nothing leads to; None when any attribute may be meant.
+
+    With the class goes the code in it that is dead.
+    """
+    cls, dead = key
     script, own = machine.script, family(machine, cls)
     bodies = {node for cls in own for node in descend(cls.node)}
     inside = Counter(word for node in bodies for word in _loaded_words(node))
@@ -364,7 +452,7 @@ def _reached_text(machine: Machine, cls: ProjectClass) -> set[str] | None:
         if name in seen:
             continue
         seen.add(name)
-        found = {word for method in methods[name] for node in descend(method) for word in _loaded_words(node)}
+        found = {word for method in methods[name] for node in _live(method, dead) for word in _loaded_words(node)}
         if found & _ALL_AT_ONCE and name != "__init__":
             return None
         if name == "__init__" and found & {"getattr", "setattr", "__dict__", "add_module"}:
@@ -411,29 +499,22 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        names = list(_attributes_with_parameters(machine, part))
-        if len(forwards) != 1 or others or not _is_straight(forwards[0], names):
+        names, dead = list(parameter_attributes(machine, part, in_some_way=True)), _dead_code(machine, part)
+        if len(forwards) != 1 or others or not _is_straight(_live(forwards[0], dead), names, dead):
             return 0
-        words = {word for node in descend(forwards[0]) for word in _loaded_words(node)}
+        words = {word for node in _live(forwards[0], dead) for word in _loaded_words(node)}
         if any(name not in words for name in names):
             return 0
         count += len(names)
     return count
 
 
-def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[str]:
-    """Yield the attributes that have parameters in any of the ways in which the module is made."""
-    for name in machine.store.names(part.number):
-        value = machine.store.get(part.number, name)
-        if value is not None and any(has_parameters(machine, option) for option in options_of(value)):
-            yield name
-
-
 def _only_known_parts(machine: Machine, module: Value) -> bool:
     for part in parts_of_module(machine, module):
         # Of two modules, one of which is made, or of one that may be missing, the own parts are not walked.
         known = all(
-            isinstance(option, Const) or (isinstance(option, ExternalObject) and option.name.startswith("torch.nn."))
+            isinstance(option, (Const, SequenceValue))  # Its items are parts themselves.
+            or (isinstance(option, ExternalObject) and option.name.startswith("torch.nn."))
             for option in options_of(part)
         )
         if not known and not (isinstance(part, Instance) and _is_readable(machine, part.cls)):
@@ -441,19 +522,19 @@ def _only_known_parts(machine: Machine, module: Value) -> bool:
     return True
 
 
-def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
+def _is_straight(forward: Sequence[ast.AST], names: Sequence[str], dead: Set[ast.AST]) -> bool:
     """Return whether a forward comes to every part in ``names`` with each input, as far as its statements show."""
     branching = (
         *(ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.For, ast.ListComp, ast.With, ast.Lambda),
         *(ast.Continue, ast.Break),
     )
-    words = {word for node in descend(forward) for word in _loaded_words(node)}
+    words = {word for node in forward for word in _loaded_words(node)}
     if words & {"no_grad", "checkpoint", "training", "inference_mode", "item", *_WITHOUT_GRADIENT}:
         return False
     return all(
         _skips_absent_part(node, names) or _goes_through_parts(node)
-        for node in descend(forward)
-        if isinstance(node, branching)
+        for node in forward
+        if isinstance(node, branching) and getattr(node, "test", None) not in dead
     )
 
 
@@ -559,8 +640,8 @@ def _items(value: Value) -> tuple[Value, ...]:
 
 
 def _of_layer(made: Event) -> tuple[str, ...]:
-    switches = {name: constant(option) for name, option in made.named.items() if name in ("bias", "affine")}
-    switches |= {name: constant(made.named[name]) for name in ("elementwise_affine",) if name in made.named}
+    named = ("bias", "affine", "elementwise_affine")
+    switches = {name: constant(option) for name, option in made.named.items() if name in named}
     if any(not isinstance(switch, bool) for switch in switches.values()):
         raise _UnknownError
     if switches.get("affine") is False or switches.get("elementwise_affine") is False:

@@ -31,8 +31,8 @@ from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
-from ddpdoctor.source.queries.lost_results import lost_results
 from ddpdoctor.source.queries.origins import pairs_of
+from ddpdoctor.source.queries.shown_numbers import lost_results
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend, made_from
@@ -74,9 +74,8 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
         return
     found: dict[ast.AST, Event] = {}
     in_arms: dict[ast.AST, int] = {}
-    screen = None
-    if not _loggers_are_quiet(projection):
-        screen = Screen(projection.machine, projection.in_course("call"), on_every_rank)
+    quiet = _loggers_are_quiet(projection)
+    screen = None if quiet else Screen(projection.machine, projection.in_course("call"), on_every_rank)
     for event in projection.in_course("call", "object"):
         if event.node in found or not (on_every_rank(event) or _in_all_arms(event, in_arms)):
             continue
@@ -99,9 +98,8 @@ def _in_all_arms(event: Event, reached: dict[ast.AST, int]) -> bool:
 
     ``if rank == 0: train(loader, writer)``, and ``else: train(loader, None)``: each rank shows the bar in it.
     """
-    if event.in_parent or event.undecided or not event.guards or not (event.loops or event.name in _BARS):
-        return False
-    if any(guard.guessed for guard in event.guards):
+    certain = event.guards and not event.undecided and not any(guard.guessed for guard in event.guards)
+    if event.in_parent or not certain or not (event.loops or event.name in _BARS):
         return False
     reached[event.node] = reached.get(event.node, 0) | event.ranks
     return reached[event.node] == ALL_RANKS
@@ -115,16 +113,9 @@ def _is_output(event: Event) -> bool:
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
         return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
-    if not event.positional or not _prints(event):
-        return False
-    return _says_something(event)
-
-
-def _prints(event: Event) -> bool:
-    if event.name in _PRINTS:
-        return True
-    receiver = event.receiver
-    return isinstance(receiver, ExternalObject) and receiver.name == _PRINTING_METHODS.get(event.name)
+    printer = event.receiver.name if isinstance(event.receiver, ExternalObject) else ""
+    prints = event.name in _PRINTS or printer == _PRINTING_METHODS.get(event.name)
+    return bool(event.positional) and prints and _says_something(event)
 
 
 def _says_something(event: Event) -> bool:
@@ -227,14 +218,16 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         in_pass = any(_is_over_batches(loop, said) for loop in event.loops)
         if event.ranks in FIRST_RANKS or _is_of_first_rank(event):
             of_these = [one for one in reducing if _may_reduce(one, said)]
-            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these, said))
+            kept = event.name in _CURVES or event.name.endswith(".log") or event.name == "log"
+            found = not (in_pass and reducing) or (kept and not _shares_pass(event, of_these, said))
             found = found and not all(
                 _is_of_shared_batch(projection, event.loops, one) if in_pass else is_of_whole_set(projection, one)
                 for one in said
             )
         else:
             alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
-            found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
+            named = _RANK_NAMED.search(event.module.excerpt(event.node, 1_000))
+            found = not in_pass and (alone or on_every_rank(event)) and named is None
             found = found and (
                 any(_is_of_shard(projection, value, training) for value in said)
                 or (
@@ -276,14 +269,9 @@ def own_choices(projection: Projection) -> Iterator[tuple[Event, Placed | None]]
     """
     if not is_distributed(projection):
         return
-    reduced = {
-        number
-        for event in projection.in_course("collective")
-        if _reduces_metric(event)
-        for value in event.positional
-        for kind, number in tags_of(value)
-        if kind == "batch"
-    }
+    reducing = filter(_reduces_metric, projection.in_course("collective"))
+    tags = (tag for event in reducing for value in event.positional for tag in tags_of(value))
+    reduced = {number for kind, number in tags if kind == "batch"}
     seen: set[ast.AST] = set()
     for event in projection.in_course("save"):
         if event.node in seen or event.ranks not in FIRST_RANKS or event.in_parent:
@@ -400,25 +388,10 @@ def _warns(event: Event) -> bool:
         module is event.module
         and isinstance(test, ast.Compare)
         and isinstance(test.ops[0], _ORDERS)
-        and _is_number(test.comparators[0])
+        and isinstance(getattr(test.comparators[0], "operand", test.comparators[0]), ast.Constant)
         and ast.unparse(test.left) in told
         for module, test in event.undecided
     )
-
-
-def _is_number(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    return isinstance(node, ast.Constant)
-
-
-def _is_tracked(event: Event) -> bool:
-    """Return whether what is reported is kept for later, and is no mere sign of life."""
-    return event.name in _CURVES or event.name.endswith(".log") or (event.name == "log" and event.receiver is not None)
-
-
-def _names_a_rank(event: Event) -> bool:
-    return _RANK_NAMED.search(event.module.excerpt(event.node, 1_000)) is not None
 
 
 def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:

@@ -12,9 +12,9 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
+from ddpdoctor.source.queries.job_kind import framework, initialisations, may_spawn
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, argument_of
 from ddpdoctor.source.script.script import (
     Script,
     asks_for_old_torch,
@@ -89,15 +89,9 @@ def _is_for_old_torch(module: Module, node: ast.AST) -> bool:
 
 def required_local_rank(script: Script) -> str:
     """Return the option for the local rank that a script refuses to start without; empty when there is none."""
-    for module in script.modules:
-        for node in _local_rank_options(module):
-            if _is_required(node):
-                return next(
-                    str(entry.value)
-                    for entry in node.args
-                    if isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS
-                )
-    return ""
+    required = (one for module in script.modules for one in _local_rank_options(module) if _is_required(one))
+    names = (entry.value for one in required for entry in one.args if isinstance(entry, ast.Constant))
+    return next((str(name) for name in names if name in LOCAL_RANK_OPTIONS), "")
 
 
 def unknown_to_the_launcher(script: Script) -> str:
@@ -112,7 +106,7 @@ def unknown_to_the_launcher(script: Script) -> str:
 
 
 def _is_required(call: ast.Call) -> bool:
-    required = keyword(call, "required")
+    required = argument_of(call, "required")
     return isinstance(required, ast.Constant) and required.value is True
 
 
@@ -131,9 +125,9 @@ def _names_option(entries: Iterable[ast.expr]) -> bool:
 
 
 def _is_text(call: ast.Call) -> bool:
-    default = keyword(call, "default")
+    default = argument_of(call, "default")
     number = isinstance(default, ast.UnaryOp) or (isinstance(default, ast.Constant) and type(default.value) is int)
-    return number and keyword(call, "type") is None and keyword(call, "action") is None
+    return number and argument_of(call, "type") is None and argument_of(call, "action") is None
 
 
 def _is_used(script: Script) -> bool:
@@ -222,12 +216,8 @@ def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
 
 def _is_tested(module: Module, node: ast.AST) -> bool:
     """Return whether a test other than that of ``__name__`` stands around a node in its function."""
-    for around in module.ancestors(node):
-        if isinstance(around, (ast.If, ast.Try)) and "__name__" not in ast.unparse(getattr(around, "test", around)):
-            return True
-        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return False
-    return False
+    tests = (around for around in module.in_function(node) if isinstance(around, (ast.If, ast.Try)))
+    return any("__name__" not in ast.unparse(getattr(around, "test", around)) for around in tests)
 
 
 def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[str, ...], bool]]:
@@ -251,7 +241,7 @@ def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[
             for name, option in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))
             if option not in event.named and not _sets(script, name)
         )
-        places = tuple(name for name in sorted(_ADDRESS) if not uses_any(script, (name,)))
+        places = tuple(name for name in sorted(_ADDRESS) if not _sets(script, name))
         if missing or (places and not exports(script, places[0])):
             yield event, (*places, *missing), bool(missing)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ddpdoctor.files import regex
+from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.queries.origins import NAMED, Bound, Origins, opens_text
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.script.script import Script, calls_any, uses_any
@@ -96,7 +97,7 @@ class SetOrders(Origins):
         if empty and (not texts or not all(texts)) and not filled:
             return False
         wanted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-        if wanted and filled and not empty and all(_names(value, wanted) for _, value in filled):
+        if wanted and filled and not empty and all(mentions(value, (wanted,)) for _, value in filled):
             return False  # Made of itself alone, as of what a class that was not read has put there.
         return all(self.is_lost(home, value) for home, value in filled)
 
@@ -143,7 +144,11 @@ class SetOrders(Origins):
             if given and all(how == "file" for how, _, _ in given):
                 return True
             filled = [self._once("text", module, one) for how, one in _filled(module, node) if how in ("add", "append")]
-            left = [one for one in given or () if not _is_empty(one[2])]
+            left = [
+                one
+                for one in given or ()
+                if not _is_empty_set(one[2]) and not (isinstance(one[2], ast.List) and not one[2].elts)
+            ]
             return (bool(filled or left) and all(filled) and all(self._binds("texts", one) for one in left)) or bool(
                 given and all(self._binds("text", one) for one in given)
             )
@@ -250,16 +255,8 @@ def _calls_around(module: Module, node: ast.Name | ast.Attribute) -> Iterator[as
     return (one for one in descend(body) if isinstance(one, ast.Call))
 
 
-def _names(node: ast.expr, wanted: str) -> bool:
-    return any(isinstance(one, NAMED) and ast.unparse(one) == wanted for one in descend(node))
-
-
 def _is_empty_set(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and dotted(node.func) in _SETS and not node.args
-
-
-def _is_empty(node: ast.expr) -> bool:
-    return _is_empty_set(node) or (isinstance(node, ast.List) and not node.elts)
 
 
 def _are_constants(elements: Sequence[ast.expr]) -> bool:

@@ -7,7 +7,7 @@ script has none of them, and was not evaluated where a gap may hide them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from ddpdoctor.source.interpreter.values import ExternalObject, Unknown, Value, 
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module, last_name, once, once_each
+from ddpdoctor.source.script.module import Module, all_once, argument_of, last_name, once_each
 from ddpdoctor.source.script.script import Script, says
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
@@ -92,13 +92,9 @@ _FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
 }
 
 
-@once
-def gaps(projection: Projection) -> tuple[Gap, ...]:
-    """Return what of a script was not understood, each cause once; kept with the projection."""
-    return tuple(dict.fromkeys(_gaps(projection)))
-
-
-def _gaps(projection: Projection) -> Iterator[Gap]:
+@all_once
+def gaps(projection: Projection) -> Iterator[Gap]:
+    """Yield what of a script was not understood."""
     yield from _frameworks(projection)
     if not is_distributed(projection):
         return
@@ -192,10 +188,7 @@ def _place(event: Event) -> str:
 
 def _source_of(event: Event, name: str, position: int) -> str:
     """Return the source of an argument, or of what its variable was assigned."""
-    call = event.node
-    arguments: Iterable[ast.expr] = getattr(call, "args", ())
-    given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == name), None)
-    given = given or next(iter(list(arguments)[position : position + 1]), None)
+    given = argument_of(event.node, name, position)
     return _called(event.module, event.node, given) if given is not None else "not known"
 
 
@@ -207,7 +200,10 @@ def _called(module: Module, node: ast.AST, value: ast.expr) -> str:
         before = [
             one.value
             for one in module.index.within(module.body_around(node), ast.Assign)
-            if name and one.lineno <= line and any(last_name(target) == name for target in _targets(one))
+            if name and one.lineno <= line
+            for target in one.targets
+            for part in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])
+            if last_name(part) == name
         ]
         if not before or before[-1] is value:
             break
@@ -215,8 +211,3 @@ def _called(module: Module, node: ast.AST, value: ast.expr) -> str:
         line = value.lineno
     shown = value.func if isinstance(value, ast.Call) else value
     return f"`{module.excerpt(shown, 40)}`"
-
-
-def _targets(statement: ast.Assign) -> Iterator[ast.expr]:
-    for target in statement.targets:
-        yield from target.elts if isinstance(target, (ast.Tuple, ast.List)) else (target,)

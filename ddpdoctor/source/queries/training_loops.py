@@ -35,10 +35,10 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events
+from ddpdoctor.source.queries.wrapped_models import loop_nodes, stepped, training_events, wrap_numbers
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE
 from ddpdoctor.source.ranks.random_numbers import DRAWN_UNSEEDED, is_found_alike, seeds_by_rank
-from ddpdoctor.source.ranks.rank_local_values import LISTED, lists_names
+from ddpdoctor.source.ranks.rank_local_values import LISTED, LISTING
 from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
@@ -178,11 +178,8 @@ def _goes_by_epoch(machine: Machine, sampler: Instance) -> bool:
 def _samplers_iterated(machine: Machine, sampler: Instance) -> Iterator[Event]:
     """Yield the DistributedSamplers that a sampler of the project goes over: one that makes batches of their items."""
     turns = class_attribute(machine, sampler.cls, "__iter__")
-    used = (
-        {node.attr for node in descend(turns.node) if isinstance(node, ast.Attribute)}
-        if isinstance(turns, Function)
-        else set()
-    )
+    inside = descend(turns.node) if isinstance(turns, Function) else ()
+    used = {node.attr for node in inside if isinstance(node, ast.Attribute)}
     for name in machine.store.names(sampler.number):
         held = machine.store.get(sampler.number, name) if name in used else None
         if held is not None and not isinstance(held, Instance):
@@ -201,7 +198,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "unknown"
     if made.name == DISTRIBUTED_SAMPLER:
         return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
-    if any(is_varying(where_there(value)) for value in (*made.positional, *made.named.values())):
+    if any(is_varying(where_there(value)) for value in made.values):
         return "unknown"
     if made.name == "torch.utils.data.BatchSampler":
         return sampler_division(machine, made.argument("sampler", 0) or Unknown())
@@ -235,8 +232,7 @@ def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
 
 def through_ddp(projection: Projection, backward: Event) -> bool:
     """Return whether what a backward starts from was computed by a DDP model."""
-    tags = tags_of(backward.receiver) if backward.receiver is not None else frozenset()
-    wraps = {number for kind, number in tags if kind == "ddp"}
+    wraps = wrap_numbers(backward.receiver)
     return any(event.ordinal in wraps for event in projection.of_kind("wrap"))
 
 
@@ -276,11 +272,8 @@ def _sources(machine: Machine, backward: Event, *, by_loss: bool) -> Iterator[tu
 
 def _side_by_side(iterable: Value) -> Iterator[Value]:
     """Yield what a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
-    item = (
-        iterable.values[0]
-        if isinstance(iterable, SequenceValue) and iterable.open and len(iterable.values) == 1
-        else None
-    )
+    one = isinstance(iterable, SequenceValue) and iterable.open and len(iterable.values) == 1
+    item = iterable.values[0] if one else None  # type: ignore[union-attr]
     if not isinstance(item, SequenceValue) or item.open:
         yield iterable
         return
@@ -321,12 +314,11 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
     made = machine.object(dataset)
     if made is None:
         return False
-    parts = [*made.positional, *made.named.values()]
     return any(
         is_varying(part)
         or SHARE in tags_of(part)
         or (isinstance(part, (ExternalObject, Instance)) and divided_by_rank(machine, part))
-        for part in parts
+        for part in made.values
     )
 
 
@@ -344,7 +336,7 @@ def takes_own_part(machine: Machine, dataset: Value, *, cut: bool = False) -> bo
             item = item_aside(machine, one)
         elif (made := machine.object(one)) is not None and made.ordinal not in seen:
             seen.add(made.ordinal)
-            waiting += [*made.positional, *made.named.values()]
+            waiting += made.values
         tags = tags_of(item)
         whole = item is not one or OWN_FOLDER in tags
         if SHARE in tags and (not cut or not whole or any(kind == PART for kind, _ in tags)):
@@ -362,7 +354,7 @@ def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
         return False
     places = [cls.node] if module is machine.script.entry or _mentions_ranks(module.tree) else [cls.node, module.tree]
     return any(
-        lists_names(module.resolve(call.func)) for place in places for call in module.index.within(place, ast.Call)
+        LISTING.match(module.resolve(call.func)) for place in places for call in module.index.within(place, ast.Call)
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
+from ddpdoctor.source.script.module import Module, all_once, descend, last_name, made_from, origins_of, parameters_of
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
@@ -130,17 +129,17 @@ def averages_by_hand(script: Script) -> bool:
     if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, by_call)):
         return False
     for module in script.modules:
-        if "_averages" not in module.__dict__:
-            module.__dict__["_averages"] = frozenset(_averages(module))
-        for function in module.__dict__["_averages"]:
+        for function in _averages(module):
             name = function.name if function is not None else ""
             if name in _FOLLOWED and function in whole_projection(script).machine.visited:
                 return True
-            if name not in _FOLLOWED and (not name or name.startswith("__") or _is_used(script, name)):
+            used = not name or name.startswith("__") or any(name in one.words for one in script.modules)
+            if name not in _FOLLOWED and used:
                 return True
     return False
 
 
+@all_once
 def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
     """Yield the functions that average gradients; None for what runs with the module."""
     for name, calls in module.calls_by_name.items():
@@ -150,18 +149,9 @@ def _averages(module: Module) -> Iterator[ast.FunctionDef | None]:
             elif name in _BRINGING_TOGETHER or name == "all_gather":
                 found = _hands_on(module, call, _WEIGHTS)
             else:
-                found = _promises_average(name)
+                found = any(word in name for word in _AVERAGERS[2:])
             if found:
                 yield next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
-
-
-def _is_used(script: Script, function: str) -> bool:
-    """Return whether anything calls a function or passes it on."""
-    return any(
-        any(node.id == function for node in module.index.of(ast.Name))
-        or any(node.attr == function for node in module.index.of(ast.Attribute))
-        for module in script.modules
-    )
 
 
 def _reduces_gradients(module: Module, call: ast.Call) -> bool:
@@ -188,14 +178,9 @@ def _hands_on(module: Module, call: ast.Call, wanted: frozenset[str], is_outer: 
     sources = [node for argument in given for node in made_from(argument, body)]
     if any(isinstance(node, ast.Attribute) and node.attr in wanted for node in sources):
         return True
-    if is_outer or not isinstance(body, ast.FunctionDef) or not names & {one.arg for one in body.args.args}:
+    if is_outer or not isinstance(body, ast.FunctionDef) or names.isdisjoint(parameters_of(body)):
         return False
     return any(_hands_on(module, outer, wanted, is_outer=True) for outer in module.calls_by_name.get(body.name, ()))
-
-
-@lru_cache(maxsize=16_384)
-def _promises_average(name: str) -> bool:
-    return any(word in name for word in _AVERAGERS[2:])
 
 
 def _loop_text(module: Module, node: ast.AST) -> str:
@@ -289,15 +274,10 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Verdict]:
         if not held:
             continue
         loop = innermost_loop(optimizer)
-        step = next(
-            (
-                s
-                for s in made_steps
-                if optimizer.ordinal in stepped(s) and loop is not None and innermost_loop(s) is loop
-            ),
-            None,
-        )
-        if step is not None and not _made_in(projection, held, loop) and not _once(optimizer):
+        own = (one for one in made_steps if optimizer.ordinal in stepped(one) and innermost_loop(one) is loop)
+        step = next(own, None) if loop is not None else None
+        # One that is made under a condition may keep that of the step before.
+        if step is not None and not _made_in(projection, held, loop) and not optimizer.conditions:
             yield _misplaced(
                 optimizer,
                 "a new {} is created for every step, so its state is lost each time",
@@ -331,11 +311,6 @@ def _misplaced(optimizer: Event, sentence: str, remedy: str, cause: Reason) -> V
 
 def _is_optimizer_name(name: str) -> bool:
     return name.startswith("torch.optim.") and not any(word in name for word in _NO_OPTIMIZERS)
-
-
-def _once(optimizer: Event) -> bool:
-    """Return whether it is made under a condition, so that a step may keep that of the step before."""
-    return bool(optimizer.conditions)
 
 
 def _made_in(projection: Projection, held: list[Value], loop: ast.AST | None) -> bool:
@@ -376,11 +351,7 @@ def _replacement(projection: Projection, optimizer: Event, held: list[Value]) ->
         if event.ordinal <= optimizer.ordinal or event.receiver not in held or event.conditions != optimizer.conditions:
             continue
         value = event.positional[0]
-        fresh = (
-            isinstance(value, ExternalObject)
-            and value.name.startswith("torch.nn.")
-            and HAS_PARAMETERS.search(value.name) is not None
-        )
-        if fresh and isinstance(value, ExternalObject) and value.number > optimizer.ordinal:
+        later = value.name if isinstance(value, ExternalObject) and value.number > optimizer.ordinal else ""
+        if later.startswith("torch.nn.") and HAS_PARAMETERS.search(later) is not None:
             return event
     return None

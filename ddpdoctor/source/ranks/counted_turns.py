@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import NONE, PerRank, constant, is_varying, on_rank, tags_of
+from ddpdoctor.source.interpreter.values import BINARY, NONE, ORDERINGS, PerRank, constant, is_varying, on_rank, tags_of
 from ddpdoctor.source.script.module import Scope, descend, last_name
 from ddpdoctor.source.vocabulary import JOINS, SAME_ITEMS
 
@@ -16,19 +15,8 @@ _WORLDS = (2, 4)
 _MOST_TURNS = 1_000
 _FEWEST_TURNS = 900
 """Of a loop of unknown length: what differs has to differ after this many turns, and after each one up to the most."""
-_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
+_ARITHMETIC = frozenset({ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv})
+"""Operators that make numbers of turns of such."""
 _Counter = tuple[str, Sequence[int], bool]
 """The source of a variable or attribute, its values turn by turn, and whether these are all."""
 _LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
@@ -44,7 +32,8 @@ def holds_unequally(machine: Machine, test: ast.expr) -> bool:
         return False
     tested = _written_out(machine, test)
     for counter, values, are_all in _counters(machine, test):
-        if any(_is(node, counter) for node in descend(tested)):
+        named = (node for node in descend(tested) if isinstance(node, (ast.Name, ast.Attribute)))
+        if any(ast.unparse(node) == counter for node in named):
             try:
                 return all(_differ(machine, tested, counter, values, are_all, size) for size in _WORLDS)
             except (_UnknownError, ZeroDivisionError):
@@ -52,17 +41,13 @@ def holds_unequally(machine: Machine, test: ast.expr) -> bool:
     return False
 
 
-def _is(node: ast.AST, name: str) -> bool:
-    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name
-
-
 def _written_out(machine: Machine, test: ast.expr) -> ast.expr:
     """Return the condition that a variable was assigned, where it is one, with those that stand around it."""
     module = machine.frame.module
     parts = [test]
     if isinstance(test, ast.Name):
-        assigned = module.assigning(module.body_around(test), test.id)
-        parts = [one.value for one in assigned] if len(assigned) == 1 else parts
+        assigned = module.assigned(module.body_around(test), test)
+        parts = assigned if len(assigned) == 1 else parts
     inner: ast.AST = test
     for around in module.ancestors(test):
         if isinstance(around, (ast.For, ast.While, Scope)):
@@ -141,14 +126,14 @@ def _number(machine: Machine, node: ast.AST, known: dict[str, int], rank: int, s
         if name not in known:
             known[name] = _held(machine, node, rank, size)
         return known[name]
-    if isinstance(node, ast.BinOp) and (function := _OPERATORS.get(type(node.op))) is not None:
-        return function(_number(machine, node.left, known, rank, size), _number(machine, node.right, known, rank, size))
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        sides = (_number(machine, side, known, rank, size) for side in (node.left, node.right))
+        return int(BINARY[type(node.op)](*sides))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return not _number(machine, node.operand, known, rank, size)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and (test := _OPERATORS.get(type(node.ops[0]))) is not None:
-        return test(
-            _number(machine, node.left, known, rank, size), _number(machine, node.comparators[0], known, rank, size)
-        )
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in ORDERINGS:
+        sides = (_number(machine, side, known, rank, size) for side in (node.left, node.comparators[0]))
+        return int(ORDERINGS[type(node.ops[0])](*sides))
     if isinstance(node, ast.BoolOp):
         parts = [_number(machine, part, known, rank, size) for part in node.values]
         return all(parts) if isinstance(node.op, ast.And) else any(parts)
@@ -162,7 +147,7 @@ def _number(machine: Machine, node: ast.AST, known: dict[str, int], rank: int, s
 def _held(machine: Machine, node: ast.expr, rank: int, size: int) -> int:
     value = machine.held(node)
     if value == NONE:
-        value = machine.evaluate(machine, node)
+        value = machine.evaluate(node)
     if {kind for kind, _ in tags_of(value)} == {"world-size"}:
         return size
     number = constant(on_rank(value, rank))

@@ -14,9 +14,9 @@ from ddpdoctor.source.events import Part
 from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    Arguments,
     Const,
     Instance,
-    PerRank,
     Tag,
     Unknown,
     Value,
@@ -72,7 +72,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     """Return ``data[lower:upper:step]``, marked as a part where the rank cuts it."""
     evaluate = machine.evaluate
     lower, upper, step = (
-        None if limit is None else evaluate(machine, limit) for limit in (limits.lower, limits.upper, limits.step)
+        None if limit is None else evaluate(limit) for limit in (limits.lower, limits.upper, limits.step)
     )
     bounds = [limit for limit in (lower, upper, step) if limit is not None]
     result = derived([container, *bounds], frozenset({SHARE}) if any(map(is_rank, bounds)) else frozenset())
@@ -82,6 +82,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     if limits.step is not None and step is not None:
         whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
         if whole and lower is not None and is_rank(lower) and _is_world(limits.step, step):
+            divided(machine, node, lower, step)
             return result if CUT in result.tags else as_part(machine, node, result)
     if limits.upper is None or upper is None:
         return result
@@ -121,6 +122,7 @@ def ranged(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: 
         return result
     if known is None and (not _is_length(machine.frame.module, node.args[1]) or _length_is_cut(machine, node.args[1])):
         return result
+    divided(machine, node, arguments[0], arguments[2])
     return as_part(machine, node, derived((result,)), items=known)
 
 
@@ -130,6 +132,7 @@ def strided(machine: Machine, node: ast.AST, arguments: Sequence[Value], result:
         return result
     if not is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
         return result
+    divided(machine, node, arguments[1], arguments[3])
     return as_part(machine, node, derived((result,)))
 
 
@@ -150,7 +153,10 @@ def gives_turns(store: Store, test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
         return False
     sides = test.left, test.comparators[0]
-    return any(_is_turn(store, one) and _names(other) & rank_names(store) for one, other in (sides, sides[::-1]))
+    return any(
+        isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and _named_so(store, other, one.right)
+        for one, other in (sides, sides[::-1])
+    )
 
 
 def turn_taken(store: Store, module: Module, loop: ast.AST, node: ast.AST) -> ast.If | None:
@@ -246,6 +252,11 @@ def as_part(
     return Unknown(True, False, value.tags | {(PART, number), SHARE})
 
 
+def divided(machine: Machine, node: ast.AST, rank: Value, count: Value) -> None:
+    """Note that a call or a slice takes the part of ``rank`` of data that are divided into ``count`` parts."""
+    machine.emit("division", "division", node, Arguments((), {"rank": rank, "num_replicas": count}))
+
+
 def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | None) -> int:
     number = machine.object_number(node)
     machine.parts[number] = Part(node, machine.frame.module, with_rest, items)
@@ -265,10 +276,6 @@ def _named_so(store: Store, start: ast.expr, step: ast.expr) -> bool:
     return bool(_names(start) & rank_names(store) and _names(step) & _worlds(store))
 
 
-def _is_turn(store: Store, node: ast.expr) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and bool(_names(node.right) & _worlds(store))
-
-
 def _is_length(module: Module, node: ast.expr) -> bool:
     """Return whether an expression is ``len(something)``, or a variable that is only set to that."""
     value = node if isinstance(node, ast.Call) else _assigned(module, node)
@@ -278,30 +285,23 @@ def _is_length(module: Module, node: ast.expr) -> bool:
 def _length_is_cut(machine: Machine, node: ast.expr) -> bool:
     value = node if isinstance(node, ast.Call) else _assigned(machine.frame.module, node)
     measured = value.args[0] if isinstance(value, ast.Call) and value.args else None
-    return isinstance(measured, (ast.Name, ast.Attribute)) and CUT in tags_of(machine.evaluate(machine, measured))
+    return isinstance(measured, (ast.Name, ast.Attribute)) and CUT in tags_of(machine.evaluate(measured))
 
 
 def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
     """Return what a variable or attribute is set to, when the module sets it only once."""
-    wanted = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
-    values = [
-        statement.value
-        for statement in module.index.of(ast.Assign)
-        for target in statement.targets
-        if wanted and last_name(target) == last_name(node) and ast.unparse(target) == wanted
-    ]
+    values = module.assigned(module.tree, node) if isinstance(node, (ast.Name, ast.Attribute)) else []
     return values[0] if len(values) == 1 else None
 
 
 def _takes_rest(machine: Machine, upper: ast.expr) -> bool:
     """Return whether the end of a part is another one for the last rank, or rounded up and then limited."""
     values, module = [upper], machine.frame.module
-    for statement in module.index.of(ast.Assign):
-        if isinstance(upper, ast.Name) and any(_is_named(target, upper.id) for target in statement.targets):
-            values.append(statement.value)
-            around = module.parents.get(statement)
-            if isinstance(around, ast.If) and _is_last_rank(machine.store, around.test):
-                return True
+    for statement in module.assigning(module.tree, upper.id) if isinstance(upper, ast.Name) else ():
+        values.append(statement.value)
+        around = module.parents.get(statement)
+        if isinstance(around, ast.If) and _is_last_rank(machine.store, around.test):
+            return True
     return any(
         (isinstance(value, ast.IfExp) and _is_last_rank(machine.store, value.test))
         or (isinstance(value, ast.Call) and last_name(value.func) == "min" and "ceil" in module.words)
@@ -323,19 +323,12 @@ def _rounds_up(store: Store, node: ast.AST) -> bool:
     return bool(worlds) and (negative or bool(below))
 
 
-def _is_named(target: ast.expr, name: str) -> bool:
-    return isinstance(target, ast.Name) and target.id == name
-
-
 def _is_last_rank(store: Store, test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = test.left, test.comparators[0]
     return any(
-        bool(_names(one) & rank_names(store))
-        and isinstance(other, ast.BinOp)
-        and isinstance(other.op, ast.Sub)
-        and bool(_names(other) & _worlds(store))
+        isinstance(other, ast.BinOp) and isinstance(other.op, ast.Sub) and _named_so(store, one, other)
         for one, other in (sides, sides[::-1])
     )
 
@@ -362,8 +355,3 @@ def _names_in(node: ast.AST) -> Iterator[str]:
             yield last_name(inner)
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
             yield inner.value
-
-
-def is_rank_key(key: Value) -> bool:
-    """Return whether a key is another number on each rank."""
-    return isinstance(key, PerRank) and all(isinstance(entry, Const) for entry in key.values)

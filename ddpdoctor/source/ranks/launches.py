@@ -30,8 +30,9 @@ from ddpdoctor.source.interpreter.values import (
     parts_of,
     per_rank,
 )
+from ddpdoctor.source.ranks.rank_local_values import OWN_KINDS
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, argument_of, last_name, parameters_of
 from ddpdoctor.source.vocabulary import PROCESSES
 
 # In the name of an option: a launcher may give another value to each process.
@@ -63,38 +64,30 @@ def start_process(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return Unknown()
 
 
-def start_method(machine: Machine, node: ast.AST, process: Instance) -> Value:
-    """Start an object of a class derived from that of processes: its method ``run`` is what the rank does."""
+def start_method(machine: Machine, node: ast.AST, process: Instance) -> Value | None:
+    """Start an object of a class derived from that of processes, whose method ``run`` is the rank's; None of others."""
+    if PROCESSES.isdisjoint(base_names(machine, process.cls)):
+        return None
     run = class_attribute(machine, process.cls, "run")
     if machine.spawns and machine.in_parent and isinstance(run, Function):
         _run_ranks(machine, node, bound_to(run, process), SequenceValue(()), with_index=False)
     return NONE
 
 
-def is_process(machine: Machine, value: Value) -> bool:
-    """Return whether something is an object of a project class that derives from that of processes."""
-    return isinstance(value, Instance) and not PROCESSES.isdisjoint(base_names(machine, value.cls))
-
-
 def _counters(module: Module, call: ast.AST) -> Iterator[int]:
     """Yield the places, in the arguments of a process, of the variable that counts the processes that are started."""
-    given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == "args"), None)
+    given = argument_of(call, "args")
     if isinstance(given, ast.Name):
-        given = next((one.value for one in module.assigning(module.body_around(call), given.id)), None)
+        given = next(iter(module.assigned(module.body_around(call), given)), None)
     if not isinstance(given, (ast.Tuple, ast.List)):
         return
     counted: set[str] = set()
-    for around in module.ancestors(call):
+    for around in module.in_function(call):
         loops = around.generators if isinstance(around, (ast.ListComp, ast.GeneratorExp)) else [around]
-        for loop in loops:
-            if (
-                isinstance(loop, (ast.For, ast.comprehension))
-                and last_name(getattr(loop.iter, "func", loop.iter)) in _COUNT
-            ):
+        for loop in (one for one in loops if isinstance(one, (ast.For, ast.comprehension))):
+            if last_name(getattr(loop.iter, "func", loop.iter)) in _COUNT:
                 first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
                 counted.add(last_name(first))
-        if isinstance(around, ast.FunctionDef):
-            break
     for place, entry in enumerate(given.elts):
         if isinstance(entry, ast.Starred):
             return
@@ -110,10 +103,9 @@ def run_callback(machine: Machine, node: ast.AST, given: Arguments, *, of_comman
     function = given.positional[0] if given.positional else NONE
     options: dict[str, Value] = {}
     if of_command_line and isinstance(function, Function) and not isinstance(function.node, ast.Lambda):
-        parameters = (*function.node.args.args, *function.node.args.kwonlyargs)
-        options = {one.arg: UNIFORM for one in parameters if not _OF_A_PROCESS.search(one.arg)}
+        options = {name: UNIFORM for name in parameters_of(function.node) if not _OF_A_PROCESS.search(name)}
     if isinstance(function, (Function, Partial, OneOf)):
-        return machine.apply(machine, node, function, Arguments(named=options, complete=False))
+        return machine.apply(node, function, Arguments(named=options, complete=False))
     return OPAQUE
 
 
@@ -135,13 +127,15 @@ def runs_given(machine: Machine, node: ast.AST, name: str, given: Arguments) -> 
     known = isinstance(arguments, SequenceValue) and not arguments.open
     kept = machine.gone, machine.raised, machine.mask
     passed = Arguments(list(parts_of(arguments)) if known else (), complete=known)
-    machine.call_function(machine, node, called, passed)
+    machine.call_function(node, called, passed)
     machine.gone, machine.raised, machine.mask = kept
     return True
 
 
-def _handed_over(value: Value) -> Value:
-    """Return what ranks get from the process that starts them, which is the same for all of them."""
+def _handed_over(value: Value, *, by_spawn: bool) -> Value:
+    """Return what ranks get from the process that starts them, which ``spawn`` gives to all of them alike."""
+    if by_spawn and isinstance(value, Unknown) and value.varying:
+        return Unknown(False, False, frozenset(tag for tag in value.tags if tag[0] not in OWN_KINDS))
     return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
 
 
@@ -162,7 +156,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
     columns = zip(*(lane.values for lane in lanes), strict=True) if known else ()
-    positional = [_handed_over(per_rank(column, is_guessed(arguments))) for column in columns]
+    positional = [_handed_over(per_rank(column, is_guessed(arguments)), by_spawn=with_index) for column in columns]
     index = exact_per_rank(GLOBAL_RANK if machine.spawns else LOCAL_RANK)
     if with_index:
         positional.insert(0, index)
@@ -178,7 +172,7 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
     try:
-        machine.apply(machine, node, target, Arguments(positional, complete=known))
+        machine.apply(node, target, Arguments(positional, complete=known))
     finally:
         machine.in_parent, machine.loops = parent, loops
         machine.gone, machine.raised, machine.mask = gone, raised, mask

@@ -329,7 +329,7 @@ def _is_guessed(machine: Machine, node: ast.AST) -> bool:
     """Return whether a rank in the arguments is one by its name alone: environments are numbered so as well."""
     arguments = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
     names = (inner for argument in arguments for inner in descend(argument) if isinstance(inner, ast.Name))
-    return any(is_guessed(machine.evaluate(machine, inner)) for inner in names)
+    return any(is_guessed(machine.evaluate(inner)) for inner in names)
 
 
 @once

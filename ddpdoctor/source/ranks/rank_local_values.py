@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     DRAWN,
     MEMBERS,
+    NONE,
     OWN_LENGTH,
     OWN_ROWS,
     REDUCED,
@@ -46,7 +47,6 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import ORDER, PART, PIECE, PIECES
 from ddpdoctor.source.ranks.random_numbers import NUMPYS, PYTHONS, draws_own, generator_of, seeded
-from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name, once_each
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
 
@@ -67,19 +67,23 @@ POLLED: Tag = ("files", 2)
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset({
-    "batch", "ddp", "own", "clock", "files", "random", "drawn", "unseeded", "store", "counted", "item", "members",
-    EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
+    "batch", "ddp", "own", "clock", "unique", "files", "random", "drawn", "unseeded", "store", "counted", "item",
+    "members", EXTENT, "statistic", "reduced", "result", ORDER, PIECE, PIECES,
 })  # fmt: skip
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 """What ranks find on their disks, which is mostly the same: they share them."""
 _CLOCK = regex(r"^(time|datetime)\.")
+# Functions that give a process what no other one has.
+_UNIQUE = regex(r"^(os\.(getpid|urandom)$|uuid\.|secrets\.|tempfile\.(?!gettempdir$))")
 # Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-_LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
+LISTING = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
+"""Library functions that list what a directory holds, by their full names."""
 _STORE = regex(r"^torch\.distributed\.(\w+\.)?\w*Store$")
-_FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
+FILE_QUERIES = frozenset({"exists", "is_file", "is_dir"})
+"""Methods without arguments that query the file system of the rank's machine: ``Path.exists()``."""
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 """Attributes of a tensor that are alike on every rank, whatever data it holds."""
 # Attributes and functions that give the form of data.
@@ -91,23 +95,13 @@ _AGREED = regex(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?
 
 def origin_of(name: str) -> frozenset[Tag]:
     """Return the tag of a library function whose result differs between processes, by its full name."""
-    if _LISTS.match(name):
+    if LISTING.match(name):
         return frozenset({LISTED})
-    for kind, pattern in (("clock", _CLOCK), ("files", _FILES)):
+    for kind, pattern in (("clock", _CLOCK), ("unique", _UNIQUE), ("files", _FILES)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
     generator = generator_of(name)
     return frozenset({("random", generator)}) if generator in (PYTHONS, NUMPYS) else frozenset()
-
-
-def lists_names(name: str) -> bool:
-    """Return whether a library function lists what a directory holds, by its full name."""
-    return _LISTS.match(name) is not None
-
-
-def queries_file(name: str) -> bool:
-    """Return whether a method without arguments queries the file system of the rank's machine: ``Path.exists()``."""
-    return name in _FILE_METHODS
 
 
 def of_own_data(value: Value) -> Value:
@@ -162,10 +156,8 @@ def is_mask(machine: Machine, node: ast.AST) -> bool:
     """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
     if isinstance(node, ast.Name):
         module = machine.frame.module
-        assigned = module.assigning(module.body_around(node), node.id)
-        return bool(assigned) and all(
-            not isinstance(one.value, ast.Name) and is_mask(machine, one.value) for one in assigned
-        )
+        assigned = module.assigned(module.body_around(node), node)
+        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one) for one in assigned)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
         return is_mask(machine, node.left) and is_mask(machine, node.right)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
@@ -305,15 +297,11 @@ def is_own_loader(machine: Machine, number: int) -> bool:
         return not machine.quiet
     if not made.complete:
         return True
-    for name, position in (("sampler", 3), ("batch_sampler", 4)):
-        value = made.argument(name, position)
-        if value is not None and constant(value) is not None:
-            return True
-    shuffle = made.argument("shuffle", 2)
-    if shuffle is not None and constant(shuffle) is not False:
+    samplers = (made.argument(name, position) for name, position in (("sampler", 3), ("batch_sampler", 4)))
+    if any(constant(one or NONE) is not None for one in samplers):
         return True
-    dataset = made.argument("dataset", 0)
-    return dataset is not None and is_varying(dataset)
+    shuffles = constant(made.argument("shuffle", 2) or Const(False)) is not False
+    return shuffles or is_varying(made.argument("dataset", 0) or NONE)
 
 
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
@@ -353,13 +341,13 @@ def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
 
 
 def _call_varies(machine: Machine, node: ast.Call) -> bool:
-    last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    last = last_name(node.func)
     if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
     if full and (RANK_VARYING_CALLS.match(full) or draws_own(machine, full)):
         return True
-    if last in _FILE_METHODS and not node.args:
+    if last in FILE_QUERIES and not node.args:
         return True
     inside = [*node.args, *(keyword.value for keyword in node.keywords)]
     if isinstance(node.func, ast.Attribute):
@@ -398,8 +386,7 @@ def _is_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return last in _SIZES
+        return last_name(node.func) in _SIZES
     return isinstance(node, ast.Attribute) and node.attr == "shape"
 
 
@@ -426,7 +413,9 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
 def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
     module = machine.script.module(cls.module)
-    return module is not None and any(map(adds_key, module.index.within(cls.node, ast.If)))
+    tests = module.index.within(cls.node, ast.If) if module is not None else ()
+    targets = [to for test in tests for one in test.body if isinstance(one, ast.Assign) for to in one.targets]
+    return any(isinstance(to, ast.Subscript) and isinstance(to.slice, ast.Constant) for to in targets)
 
 
 STATISTIC = "statistic"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -44,16 +44,6 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
         for name in found.keys() & defined:
             callers.setdefault(name, []).append(found[name])
     return Mentions(_with_callers(synchronising, callers))
-
-
-def adds_key(node: ast.If) -> bool:
-    """Return whether a condition decides whether a dict gets a key: a loop over the dict depends on it."""
-    return any(
-        isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
-        for statement in node.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-    )
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -168,21 +158,16 @@ def _synchronising_places(module: Module) -> set[int]:
     words = _SYNCHRONISING | {
         word for word, full in module.aliases.items() if canonical(full).rpartition(".")[2] in _SYNCHRONISING
     }
-    attributes = _SYNCHRONISING | _methods_of(module)
-    found = {
+    kinds: tuple[tuple[type[ast.AST], str, Set[str]], ...] = (
+        (ast.Name, "id", words),
+        (ast.Attribute, "attr", _SYNCHRONISING | _methods_of(module)),
+        (ast.Constant, "value", _SYNCHRONISING),
+    )
+    return {
         around[place]
-        for place, name in zip(index.places(ast.Name), index.of(ast.Name), strict=True)
-        if name.id in words
-    }
-    found |= {
-        around[place]
-        for place, attribute in zip(index.places(ast.Attribute), index.of(ast.Attribute), strict=True)
-        if attribute.attr in attributes
-    }
-    return found | {
-        around[place]
-        for place, constant in zip(index.places(ast.Constant), index.of(ast.Constant), strict=True)
-        if constant.value.__class__ is str and constant.value in _SYNCHRONISING
+        for kind, field, wanted in kinds
+        for place, node in zip(index.places(kind), index.of(kind), strict=True)
+        if getattr(node, field) in wanted
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module, descend, once
+from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
@@ -35,19 +35,14 @@ def acts(module: Module) -> bool:
     """Return whether a file does something when it is run: below a test of ``__name__``, or by calls at top level."""
     body = module.tree.body
     called = not _is_only_imported(module) and any(map(_statement_acts, body))
-    return called or any(map(_tests_how_it_is_run, body))
+    tests = (node for statement in body if isinstance(statement, ast.If) for node in descend(statement.test))
+    return called or any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests)
 
 
 def _is_only_imported(module: Module) -> bool:
     """Return whether a file with no test of how it is run is part of a package: run by itself, it could not import."""
     relative = any(isinstance(statement, ast.ImportFrom) and statement.level for statement in module.tree.body)
     return relative or module.path.name == "__init__.py"
-
-
-def _tests_how_it_is_run(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in descend(statement.test)
-    )
 
 
 def _statement_acts(statement: ast.stmt) -> bool:
@@ -65,8 +60,7 @@ _SETTING_UP = frozenset(
 
 
 def _sets_up_a_module(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    name = last_name(call.func)
     return name in _SETTING_UP or name.startswith(("set_", "use_", "register"))
 
 

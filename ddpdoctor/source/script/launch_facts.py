@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.call_graph import leads_to
-from ddpdoctor.source.script.module import Module, descend, dotted, functions_named, last_name
+from ddpdoctor.source.script.module import (
+    Module,
+    argument_of,
+    descend,
+    dotted,
+    functions_named,
+    last_name,
+    parameters_of,
+)
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _MOVES_TO_CUDA = frozenset(
@@ -47,11 +55,9 @@ def rank_launch(modules: Sequence[Module]) -> Location | None:
 
 def cuda_demand(modules: Sequence[Module]) -> Location | None:
     """Return the first place that needs CUDA or NCCL and is not under a condition that tests whether they are there."""
-    for module in modules:
-        for node in module.index.of(ast.Call):
-            if _demands_cuda(module, node) and not tests_for_gpu(module, node):
-                return module.location(node)
-    return None
+    calls = ((module, call) for module in modules for call in module.index.of(ast.Call))
+    found = (one for one in calls if _demands_cuda(*one) and not tests_for_gpu(*one))
+    return next((module.location(call) for module, call in found), None)
 
 
 def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES) -> bool:
@@ -86,9 +92,9 @@ def declared_options(module: Module) -> Iterator[ast.Call]:
 
 def destination(declared: ast.Call) -> str:
     """Return the attribute that holds an option's value; empty where its name is not known."""
-    for entry in declared.keywords:
-        if entry.arg == "dest" and isinstance(entry.value, ast.Constant) and isinstance(entry.value.value, str):
-            return entry.value.value
+    written = argument_of(declared, "dest")
+    if isinstance(written, ast.Constant) and isinstance(written.value, str):
+        return written.value
     names = sorted(spellings(declared), key=lambda name: not name.startswith("--"))
     return names[0].lstrip("-").replace("-", "_") if names else ""
 
@@ -153,7 +159,7 @@ def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:
 def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
     """Return whether the function of a process is that of a rank: it gets a rank, or joins a process group."""
     for module, function in _targets(call, modules):
-        if {argument.arg for argument in function.args.args} & {"rank", "local_rank", "gpu", "global_rank"}:
+        if not {"rank", "local_rank", "gpu", "global_rank"}.isdisjoint(parameters_of(function)):
             return True
         if leads_to(module, function, _JOIN, modules):
             return True
@@ -162,7 +168,7 @@ def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
 
 def _targets(call: ast.Call, modules: Sequence[Module]) -> Iterator[tuple[Module, ast.FunctionDef]]:
     """Yield the functions that a process may run, by the last name of what it is given."""
-    given = next((keyword.value for keyword in call.keywords if keyword.arg == "target"), None)
+    given = argument_of(call, "target")
     name = dotted(given).rpartition(".")[2] if given is not None else ""
     if name:
         yield from functions_named(modules, name)
@@ -183,8 +189,8 @@ def _or_runs_alone(module: Module, call: ast.Call) -> bool:
     """
     if reads_launcher_rank(module):
         return False
-    given = [*call.args[:1], *(entry.value for entry in call.keywords if entry.arg == "fn")]
-    started = last_name(given[0]) if given else ""
+    given = argument_of(call, "fn", 0)
+    started = last_name(given) if given is not None else ""
     arms = (around.orelse for around in module.ancestors(call) if isinstance(around, ast.If))
     return any(
         isinstance(node, ast.Call) and bool(started) and last_name(node.func) == started and _is_first(node)
@@ -195,16 +201,14 @@ def _or_runs_alone(module: Module, call: ast.Call) -> bool:
 
 
 def _is_first(call: ast.Call) -> bool:
-    ranks = [entry.value for entry in call.keywords if entry.arg == "rank"] or call.args[:1]
-    return any(isinstance(rank, ast.Constant) and rank.value == 0 for rank in ranks)
+    rank = argument_of(call, "rank", 0)
+    return isinstance(rank, ast.Constant) and rank.value == 0
 
 
 def _demands_cuda(module: Module, call: ast.Call) -> bool:
     name = module.resolve(call.func)
     if name == _JOIN:
-        backend = (
-            call.args[0] if call.args else next((key.value for key in call.keywords if key.arg == "backend"), None)
-        )
+        backend = argument_of(call, "backend", 0)
         return isinstance(backend, ast.Constant) and isinstance(backend.value, str) and "nccl" in backend.value.lower()
     if name in _MOVES_TO_CUDA:
         return True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, wraps
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -41,7 +42,7 @@ class NodeIndex:
                     fields = _fields_of(kind)
                 if not fields:
                     continue
-            if kind in _DEFINITIONS:
+            if kind in DEFINITIONS:
                 outer[position] = definitions[position]
                 definitions[position] = position
             before = len(found)
@@ -65,6 +66,7 @@ class NodeIndex:
         """For the position of every function and class that of the one around it; -1 for none."""
         self._places: Mapping[type[ast.AST], Sequence[int]] = dict(places)
         self._parents = parents
+        self._by_class: dict[type[ast.AST], list[ast.AST]] = {}
 
     def places(self, *kinds: type[ast.AST]) -> Sequence[int]:
         """Return the positions in ``nodes`` of the nodes of some classes, in order."""
@@ -86,10 +88,6 @@ class NodeIndex:
             return nodes
         start, end = _start(around), _end(around)
         return [node for node in nodes if start <= _start(node) and _end(node) <= end]
-
-    @cached_property
-    def _by_class(self) -> dict[type[ast.AST], list[ast.AST]]:
-        return {}
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
@@ -125,44 +123,45 @@ def descend(node: ast.AST) -> list[ast.AST]:
     """Return a node and all below it, parents first; operators and contexts are left out."""
     found = [node]
     for inner in found:
-        if inner.__class__ not in _LEAVES:
+        if inner.__class__ not in LEAVES:
             found += children_of(inner)
     return found
 
 
+def descend_outside(node: ast.AST, closed: Set[type[ast.AST]]) -> Iterator[ast.AST]:
+    """Yield the nodes below a node, without going into those of some classes."""
+    waiting = children_of(node)
+    while waiting:
+        inner = waiting.pop()
+        yield inner
+        if inner.__class__ not in closed:
+            waiting += children_of(inner)
+
+
 def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
-    assigned = dict(_assigned_in(body))
-    pending: list[ast.AST] = [node]
-    while pending:
-        for inner in descend(pending.pop()):
-            yield inner
-            if isinstance(inner, ast.Name):
-                pending += assigned.pop(inner.id, ())
+    return _followed(node, dict(_bound_in(body, False)))
 
 
-@lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
-def _assigned_in(body: ast.AST) -> dict[str, list[ast.expr]]:
-    assigned: dict[str, list[ast.expr]] = {}
-    for inner in descend(body):
-        if isinstance(inner, ast.Assign):
-            for target in inner.targets:
-                if isinstance(target, ast.Name):
-                    assigned.setdefault(target.id, []).append(inner.value)
-    return assigned
+def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
+    return _followed(node, dict(_bound_in(body, True)))
 
 
 # Methods by which a list, a set or a dictionary takes something in.
 _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 
 
-def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what its variables are assigned, run over, filled or shuffled by."""
+@lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
+def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
+    """Return what the variables of a body are assigned; ``by_any_way``, what else they get, too."""
     bound: dict[str, list[ast.expr]] = {}
     for inner in descend(body):
-        targets: list[tuple[ast.expr | None, ast.expr]] = []
+        targets: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(inner, ast.Assign):
             targets = [(target, inner.value) for target in inner.targets]
+        elif not by_any_way:
+            continue
         elif isinstance(inner, (ast.For, ast.comprehension)):
             targets = [(inner.target, inner.iter)]
         elif isinstance(inner, ast.With):
@@ -174,6 +173,10 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
         for target, value in targets:
             if isinstance(target, ast.Name):
                 bound.setdefault(target.id, []).append(value)
+    return bound
+
+
+def _followed(node: ast.AST, bound: dict[str, list[ast.expr]]) -> Iterator[ast.AST]:
     pending = [node]
     while pending:
         for inner in descend(pending.pop()):
@@ -187,6 +190,20 @@ def functions_named(modules: Iterable[Module], name: str) -> list[tuple[Module, 
     return [(module, one) for module in modules for one in module.index.of(ast.FunctionDef) if one.name == name]
 
 
+def argument_of(call: ast.AST, name: str, position: int = -1) -> ast.expr | None:
+    """Return what a call is given by a name or at a position, as it is written; None for another node."""
+    if not isinstance(call, ast.Call):
+        return None
+    by_position = call.args[position] if 0 <= position < len(call.args) else None
+    return next((word.value for word in call.keywords if word.arg == name), by_position)
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the parameters of a function that have a name, those that are given by position first."""
+    arguments = function.args
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
 def last_name(node: ast.AST) -> str:
     """Return the last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
     kind = node.__class__
@@ -195,8 +212,10 @@ def last_name(node: ast.AST) -> str:
     return node.id if kind is ast.Name else ""  # type: ignore[attr-defined]
 
 
-_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
-_DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue})
+"""Classes of nodes that hold no others."""
+DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+"""Classes of nodes that bind a name to code which runs at another time, or in a scope of its own."""
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})
 """Classes whose lists of nodes may hold None: ``{**other}``, and parameters without a default."""
 # Fields that hold no nodes, or only operators and contexts.
@@ -206,7 +225,7 @@ _WITHOUT_NODES = frozenset(
 )
 # Fields that hold nodes, of classes in which a field of the same name as in others holds something else.
 _EXCEPTIONS: Mapping[str, tuple[str, ...]] = {"MatchSingleton": (), "TypeAlias": ("name", "type_params", "value")}
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(_LEAVES, ())
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(LEAVES, ())
 """Fields that hold nodes, by the class of a node, filled as classes are met."""
 
 
@@ -435,6 +454,12 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         found = self.index.within(around, ast.Assign)
         return [one for one in found if any(isinstance(to, ast.Name) and to.id in names for to in one.targets)]
 
+    def assigned(self, around: ast.AST, name: ast.expr) -> list[ast.expr]:
+        """Return what a variable or an attribute, as it is written, is set to inside of a function or the module."""
+        last, text = last_name(name), ast.unparse(name)
+        found = self.index.within(around, ast.Assign)
+        return [one.value for one in found for to in one.targets if last_name(to) == last and ast.unparse(to) == text]
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around ``node``, innermost first."""
         parents = self.parents
@@ -442,10 +467,14 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             node = parents[node]
             yield node
 
+    def in_function(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around ``node`` in its function, innermost first."""
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return takewhile(lambda around: not isinstance(around, functions), self.ancestors(node))
+
     def is_in_handler(self, node: ast.AST) -> bool:
         """Return whether a node stands in an ``except`` clause of its function."""
-        closing = (ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef)
-        return isinstance(next((one for one in self.ancestors(node) if isinstance(one, closing)), None), closing[0])
+        return any(isinstance(around, ast.ExceptHandler) for around in self.in_function(node))
 
     def in_other_arms(self, one: ast.AST, other: ast.AST) -> bool:
         """Return whether two nodes are in different arms of an ``if``."""
@@ -513,13 +542,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     def segment(self, node: ast.AST) -> str:
         """Return the text of a node as it stands in the file; empty when the node has no end."""
-        first, last = getattr(node, "lineno", 0) - 1, (getattr(node, "end_lineno", None) or 0) - 1
-        if first < 0 or last < 0:
-            return ""
-        lines = [line.encode() for line in self.lines[first : last + 1]]
-        lines[-1] = lines[-1][: getattr(node, "end_col_offset", None)]
-        lines[0] = lines[0][getattr(node, "col_offset", 0) :]
-        return b"\n".join(lines).decode("utf-8", "replace")
+        return ast.get_source_segment("\n".join(self.lines), node) or ""
 
     def excerpt(self, node: ast.AST, longest: int = 80) -> str:
         """Return the source of a node on one line, shortened."""

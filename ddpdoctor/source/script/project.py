@@ -151,7 +151,7 @@ class Surroundings:
         known = self._projects.get(path.parent)
         if known is None:
             root = project_root(path)
-            known = self._projects[path.parent] = root, package_of(path, root)
+            known = self._projects[path.parent] = root, package_of(path)
         return known
 
     def finder(self, directory: Path, root: Path) -> Finder:
@@ -184,7 +184,7 @@ def project_root(path: Path) -> Path:
     return above or _outside_packages(directory)
 
 
-def package_of(path: Path, root: Path) -> str:
+def package_of(path: Path) -> str:
     """Return the dotted name of the package that an entry script lies in; empty when it lies in none."""
     directory = path.parent
     outside = _outside_packages(directory)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, argument_of, last_name
 
 _COUNTING = frozenset({"torch.arange", "numpy.arange"})
 _MADE_OF_LISTS = frozenset({"torch.tensor", "torch.as_tensor", "torch.from_numpy", "numpy.array", "numpy.asarray"})
@@ -16,12 +16,9 @@ _DEEPEST = 12
 """Calls and variables between an array and what it is made of."""
 
 
-def array_of(node: ast.AST) -> ast.expr | None:
-    """Return the array of ranks that a call of ``DeviceMesh`` is given."""
-    if not isinstance(node, ast.Call):
-        return None
-    named = (word.value for word in node.keywords if word.arg == "mesh")
-    return next(named, node.args[1] if len(node.args) > 1 else None)
+def axes_of_mesh(module: Module, made: ast.AST) -> tuple[int, ...]:
+    """Return the axes of the array of ranks that a call of ``DeviceMesh`` is given."""
+    return axes_of(module, argument_of(made, "mesh", 1))
 
 
 def axes_of(module: Module, array: ast.expr | None, depth: int = 0) -> tuple[int, ...]:
@@ -36,7 +33,8 @@ def axes_of(module: Module, array: ast.expr | None, depth: int = 0) -> tuple[int
     if isinstance(array, ast.Attribute) and array.attr in ("T", "mT"):
         return axes_of(module, array.value, depth + 1)[::-1]
     if isinstance(array, (ast.Name, ast.Attribute)):
-        values = _assigned(module, array)
+        around = module.tree if isinstance(array, ast.Attribute) else module.body_around(array)
+        values = module.assigned(around, array) or module.assigned(module.tree, array)
         return axes_of(module, values[0], depth + 1) if len(values) == 1 else ()
     if not isinstance(array, ast.Call):
         return ()
@@ -99,14 +97,3 @@ def _is_even(part: Any, first: int, strides: Sequence[int]) -> bool:
     if not strides:
         return bool(part == first)
     return all(_is_even(one, first + place * strides[0], strides[1:]) for place, one in enumerate(part))
-
-
-def _assigned(module: Module, name: ast.Name | ast.Attribute) -> list[ast.expr]:
-    """Return what a variable is assigned in the function around it, or else at the top of the module."""
-    text = ast.unparse(name)
-    around = module.tree if isinstance(name, ast.Attribute) else module.body_around(name)
-    for body in dict.fromkeys((around, module.tree)):
-        assigned = [one for one in module.index.within(body, ast.Assign) if text in map(ast.unparse, one.targets)]
-        if assigned:
-            return [one.value for one in assigned]
-    return []

@@ -8,7 +8,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,9 @@ from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
 from ddpdoctor.source.script.module import (
+    LEAVES,
     Module,
-    Scope,
+    all_once,
     children_of,
     deep_recursion,
     descend,
@@ -142,7 +144,7 @@ def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.
 
 def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], depth: int) -> str:
     """Return what a function of ``os.path`` or of a path object makes of its arguments."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = last_name(node.func)
     if name == "getcwd" or name == "cwd":
         return os.curdir
     arguments = [_path(module, one, variables, depth + 1) for one in node.args]
@@ -168,6 +170,8 @@ def in_plain_spelling(tree: ast.Module) -> None:
     """Put the expressions and statements of a tree in their plain spelling, in place; all keep their locations."""
     waiting: list[ast.AST] = [tree]
     for node in waiting:
+        if node.__class__ in LEAVES:
+            continue
         # In a class an annotation declares a field, too.
         spelt = _SPELT - {ast.AnnAssign} if node.__class__ is ast.ClassDef else _SPELT
         for name, field in vars(node).items():
@@ -224,8 +228,11 @@ PARSER_RECURSION_LIMIT = 4_000
 MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
 
-# In the text of a module: it may read attributes by their names as strings, or have f-strings.
-_OTHER_SPELLINGS = regex(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']|(?m:^[ \t]*[\w.\[\]]+[ \t]*:[^=\n]+=)")
+# In the text of a module: it may read attributes by their names as strings, or have f-strings without a value in them.
+_OTHER_SPELLINGS = regex(
+    r"[gs]etattr\(|\b[rR]?[fF][rR]?(?:\"(?:[^\"{]|\{\{)*\"|'(?:[^'{]|\{\{)*')"
+    r"|(?m:^[ \t]*[\w.]+(?:\[[\w.\[\]]*\])?[ \t]*:[^=\n]+=)"
+)
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
@@ -258,13 +265,8 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
 
     @cached_property
     def _packages(self) -> frozenset[str]:
-        found: set[str] = set()
-        for module in self.modules:
-            name, dot, _ = module.name.rpartition(".")
-            while dot and name not in found:
-                found.add(name)
-                name, dot, _ = name.rpartition(".")
-        return frozenset(found)
+        names = {module.name for module in self.modules}
+        return frozenset(name[:place] for name in names for place, letter in enumerate(name) if letter == ".")
 
     @cached_property
     def _by_name(self) -> dict[str, Module]:
@@ -434,24 +436,17 @@ def _mentions_ranks(path: Path) -> bool:
     return any(word in content for word in _OF_RANKS)
 
 
-@once
-def _wanted(module: Module) -> tuple[str, ...]:
-    """Return dotted names that a module's imports may mean, packages before what is in them; kept with the module."""
-    return tuple(dict.fromkeys(_imported(module)))
-
-
-def _imported(module: Module) -> Iterator[str]:
+@all_once
+def _wanted(module: Module) -> Iterator[str]:
+    """Yield dotted names that a module's imports may mean, packages before what is in them."""
     for entry in module.imports:
-        parts = entry.module.split(".") if entry.module else []
-        for length in range(1, len(parts) + 1):
-            yield ".".join(parts[:length])
+        yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
     for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
         name = call.args[0] if call.args else None
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            parts = name.value.split(".")
-            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+            yield from accumulate(name.value.split("."), "{}.{}".format)
 
 
 def note_gap(script: Script, text: str) -> None:
@@ -476,16 +471,23 @@ LONGEST_WORD = 120
 # Last names of Python's own functions and classes whose strings are for people to read.
 _SAYING = regex(r"(print|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
 _PART = regex(r"\w+")
+# The field that holds the word of a node, by the class of the node.
+_NAMING: Mapping[type[ast.AST], str] = {
+    ast.Name: "id",
+    ast.Attribute: "attr",
+    **dict.fromkeys((ast.arg, ast.keyword), "arg"),
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), "name"),
+}
 
 
 def uses_any(script: Script, words: Iterable[str]) -> bool:
     """Return whether one of the words is a word of the code of a script's modules."""
-    return any(_is_word(script, word) for word in words)
+    return any(word in words_of(module) for word in words for module in script.modules)
 
 
 def uses_part(script: Script, parts: Iterable[str]) -> bool:
     """Return whether one of the parts occurs in a word of the code; upper and lower case differ."""
-    return any(_is_part(script, part) for part in parts)
+    return any(_partly(module, part) for part in parts for module in script.modules)
 
 
 def makes_sets(script: Script) -> bool:
@@ -518,29 +520,10 @@ def words_of(module: Module) -> frozenset[str]:
 
 def code_of(node: ast.AST) -> str:
     """Return the words of a part of a module, one a line: its names and strings of one word, and no docstrings."""
-    found: list[str] = []
-    for inner in descend(node):
-        if isinstance(inner, ast.Name):
-            found.append(inner.id)
-        elif isinstance(inner, ast.Attribute):
-            found.append(inner.attr)
-        elif isinstance(inner, (ast.arg, ast.keyword)):
-            found.append(inner.arg or "")
-        elif isinstance(inner, Scope):
-            found.append(inner.name)
-        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value.split()) == 1:
-            found.append(inner.value)
-    return "\n".join(found)
-
-
-@once_each
-def _is_word(script: Script, word: str) -> bool:
-    return any(word in words_of(module) for module in script.modules)
-
-
-@once_each
-def _is_part(script: Script, part: str) -> bool:
-    return any(_partly(module, part) for module in script.modules)
+    inside = descend(node)
+    names = [getattr(inner, _NAMING[inner.__class__]) or "" for inner in inside if inner.__class__ in _NAMING]
+    texts = [inner.value for inner in inside if isinstance(inner, ast.Constant) and isinstance(inner.value, str)]
+    return "\n".join((*names, *(text for text in texts if len(text.split()) == 1)))
 
 
 # An imported module is searched once, however many scripts import it.
@@ -556,12 +539,8 @@ def _code_text(module: Module) -> str:
 
 def _words(module: Module) -> Iterator[str]:
     index = module.index
-    yield from (node.id for node in index.of(ast.Name))
-    yield from (node.attr for node in index.of(ast.Attribute))
-    yield from (node.arg for node in index.of(ast.keyword) if node.arg)
-    yield from (node.arg for node in index.of(ast.arg))
-    definitions = index.places(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    yield from (node.name for place in definitions if isinstance(node := index.nodes[place], Scope))
+    for kind, field in _NAMING.items():
+        yield from filter(None, map(attrgetter(field), index.of(kind)))
     for entry in module.imports:
         yield from (*entry.module.split("."), entry.name, entry.bound_as)
     if index.places(ast.ExceptHandler):

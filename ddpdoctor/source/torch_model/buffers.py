@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -62,9 +63,10 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
 
 def has_buffers(machine: Machine, module: Value, depth: int = 0) -> bool:
     """Return whether a module certainly holds buffers: of one that a setting chooses, every alternative does."""
+    holds = partial(has_buffers, machine, depth=depth + 1)
     return any(
         (isinstance(part, ExternalObject) and _holds_statistics(machine, part))
-        or (isinstance(part, OneOf) and depth < MAXIMUM_CHOICES and _each_holds(machine, part, depth))
+        or (isinstance(part, OneOf) and depth < MAXIMUM_CHOICES and all(holds(option) for option in part.options))
         or (
             isinstance(part, Instance)
             and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
@@ -73,19 +75,10 @@ def has_buffers(machine: Machine, module: Value, depth: int = 0) -> bool:
     )
 
 
-def _each_holds(machine: Machine, choice: OneOf, depth: int) -> bool:
-    return all(has_buffers(machine, option, depth + 1) for option in choice.options)
-
-
 def _is_certain(machine: Machine, part: Instance, registration: Registration) -> bool:
     """Return whether no condition decides about a buffer: causal masks are for where there is no flash attention."""
     module = machine.script.module(part.cls.module)
-    for around in module.ancestors(registration[1]) if module is not None else ():
-        if isinstance(around, ast.If):
-            return False
-        if isinstance(around, ast.FunctionDef):
-            break
-    return True
+    return module is None or not any(isinstance(around, ast.If) for around in module.in_function(registration[1]))
 
 
 def _holds_statistics(machine: Machine, part: ExternalObject) -> bool:

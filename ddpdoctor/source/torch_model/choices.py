@@ -56,7 +56,7 @@ def call_option(machine: Machine, node: ast.AST, function: Value, given: Argumen
     """
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
-        return machine.apply(machine, node, here, given)  # A writer that only these ranks have.
+        return machine.apply(node, here, given)  # A writer that only these ranks have.
     if isinstance(here, PerRank) and _is_each_its_own(machine, here):
         return _each_its_own(machine, node, here, given)
     options = list(options_of(function))
@@ -69,7 +69,7 @@ def call_option(machine: Machine, node: ast.AST, function: Value, given: Argumen
         results: list[Value] = []
 
         def call_one(option: Value) -> None:
-            results.append(machine.apply(machine, node, option, given))
+            results.append(machine.apply(node, option, given))
 
         # Each walks a whole training: four take four times as long as one.
         machine.fork([partial(call_one, option) for option in options[:MAXIMUM_OPTIONS]])
@@ -81,23 +81,23 @@ def call_option(machine: Machine, node: ast.AST, function: Value, given: Argumen
         return OneOf(contexts)
     method = _method_of_any(options)
     if method is not None:
-        return machine.apply(machine, node, method, given)
+        return machine.apply(node, method, given)
     for option in options:
         if isinstance(option, ExternalObject) and option.name == DDP:
-            return machine.apply(machine, node, option, given)
+            return machine.apply(node, option, given)
     if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
-        return machine.apply(machine, node, External(OPTIMIZER), given)
+        return machine.apply(node, External(OPTIMIZER), given)
     for option in options:
         if isinstance(option, External) and option.name.startswith(_LIKE_TORCH):
-            return machine.apply(machine, node, option, given)
+            return machine.apply(node, option, given)
     readable = [one for one in options if isinstance(one, (Function, ProjectClass, Instance, Partial, ExternalObject))]
     if readable:
         chosen = max(readable, key=lambda one: (_joins(machine, one), _may_synchronise(machine, one)))
-        value = machine.apply(machine, node, chosen, given)
+        value = machine.apply(node, chosen, given)
         if isinstance(chosen, ProjectClass) and _may_synchronise(machine, chosen):
             return value  # The object for ranks: its methods join the group and wrap the model.
         return _of_any_class(value) or join(value, derived((value,)))
-    return derived([function, *given.positional, *given.named.values()])
+    return derived([function, *given.values])
 
 
 def _any_model(machine: Machine, node: ast.AST, options: Sequence[Value], given: Arguments) -> Value:
@@ -107,7 +107,7 @@ def _any_model(machine: Machine, node: ast.AST, options: Sequence[Value], given:
     def make(number: int) -> None:
         machine.phases.append(number)
         try:
-            made.append(machine.apply(machine, node, options[number], given))
+            made.append(machine.apply(node, options[number], given))
         finally:
             machine.phases.pop()
 
@@ -182,7 +182,7 @@ def _each_its_own(machine: Machine, node: ast.AST, function: PerRank, given: Arg
 
     def call_one(option: Value) -> None:
         ranks = machine.mask
-        result = machine.apply(machine, node, option, given)
+        result = machine.apply(node, option, given)
         for rank in RANKS:
             if ranks >> rank & 1:
                 results[rank] = on_rank(result, rank)
@@ -303,16 +303,15 @@ def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:
         option
         for option in options
         if isinstance(option, BoundMethod)
-        and (_is_training_state(option.receiver) or _gives_itself(option) or option.name in ("step", "zero_grad"))
+        and (
+            option.name in ("step", "zero_grad")
+            or _is_training_state(option.receiver)
+            or (option.name in MODULE_SELF_METHODS and is_model(option.receiver))
+        )
     ]
     if len(methods) < len(options) or len({method.name for method in methods}) != 1:
         return None
     return BoundMethod(OneOf(tuple(method.receiver for method in methods)), methods[0].name)
-
-
-def _gives_itself(method: BoundMethod) -> bool:
-    """Return whether a method of a model returns the model: ``net.to(device)``."""
-    return method.name in MODULE_SELF_METHODS and is_model(method.receiver)
 
 
 def is_model(value: Value) -> bool:

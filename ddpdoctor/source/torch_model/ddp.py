@@ -70,7 +70,7 @@ def call_wrapped(machine: Machine, node: ast.AST, value: ExternalObject, given: 
     ):
         machine.inside_ddp += 1
         try:
-            result = machine.apply(machine, node, module, given)
+            result = machine.apply(node, module, given)
         finally:
             machine.inside_ddp -= 1
         made_of = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(arguments)
@@ -144,7 +144,7 @@ def wrap_by_class(
     if any(getattr(statement, "name", "") == _HANDS_ON for statement in instance.cls.node.body):
         machine.handing_on.add(instance.number)
     if isinstance(constructor, Function):
-        machine.call_function(machine, node, bound_to(constructor, instance), given)
+        machine.call_function(node, bound_to(constructor, instance), given)
     else:
         wrap(machine, node, given, number=instance.number)
     # What a walk does that is taken back is not kept.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import PurePath
 
@@ -53,18 +52,18 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
-from ddpdoctor.source.ranks.data_partitions import PART, SHARE, is_rank, ranged, strided
-from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
+from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
+from ddpdoctor.source.ranks.launches import run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
 from ddpdoctor.source.ranks.rank_local_values import (
+    FILE_QUERIES,
     agrees_by_name,
     extent_of,
     makes_members,
     members_of,
     number_from_store,
-    queries_file,
 )
-from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
+from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model.buffers import note_buffer, parts_of_module
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
@@ -94,13 +93,7 @@ from ddpdoctor.source.torch_model.external_objects import (
     tensor_method,
     type_of,
 )
-from ddpdoctor.source.torch_model.recorded_calls import (
-    OF_MODELS,
-    RESULT,
-    is_noted_method,
-    note_call,
-    note_method,
-)
+from ddpdoctor.source.torch_model.recorded_calls import OF_MODELS, RESULT, is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
     COLLECTIVES,
     COMMAND_LINES,
@@ -111,7 +104,6 @@ from ddpdoctor.source.vocabulary import (
     METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
-    NOT_FALSE,
     PROCESSES,
     RANK_AND_SIZE,
     RUNNERS,
@@ -138,6 +130,8 @@ _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "buil
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 _OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
+# Classes whose methods are in a file that is read where a script has them.
+_WRAPPING = (ACCELERATOR, *FABRICS, "ignite.")
 # Methods with an effect of their own, whatever has them.
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
@@ -170,13 +164,11 @@ def _handler_of(name: str) -> Handler:
     if special is not None:
         return special
     if name.startswith(("ignite.", "datasets.", "logging.")):  # Their files are read where a script has them.
-        from ddpdoctor.source.libraries import hugging_face_datasets, ignite, python_logging
+        from ddpdoctor.source.libraries import hugging_face_datasets, python_logging, wrapping
 
-        special = {**ignite.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}.get(
-            name
-        )
-        if special is not None:
-            return special
+        calls = {**wrapping.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}
+        if name in calls:
+            return calls[name]
     if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
         return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:
@@ -187,22 +179,14 @@ def _handler_of(name: str) -> Handler:
         return _exit
     if name in RUNNERS:
         return partial(run_callback, of_command_line=name in COMMAND_LINES)
-    last = name.rpartition(".")[2]
-    if name.startswith("builtins.") and last in BUILTIN_CALLS:
-        return partial(_builtin, BUILTIN_CALLS[last], plain_handler_of(name))
-    if name in MODEL_PRESERVING and name not in NOT_FALSE:
-        return partial(_preserved, plain_handler_of(name))
-    return plain_handler_of(name)
-
-
-def _builtin(
-    function: Callable[..., Value], otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments
-) -> Value:
-    return otherwise(machine, node, given) if given.named else by_rank(function, *given.positional)
-
-
-def _preserved(otherwise: Handler, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return given.positional[0] if given.positional else otherwise(machine, node, given)
+    plain, function = plain_handler_of(name), BUILTIN_CALLS.get(name.removeprefix("builtins."))
+    if function is not None and name.startswith("builtins."):
+        return lambda machine, node, given: (
+            plain(machine, node, given) if given.named else by_rank(function, *given.positional)
+        )
+    if name in MODEL_PRESERVING:
+        return lambda machine, node, given: given.positional[0] if given.positional else plain(machine, node, given)
+    return plain
 
 
 def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -213,17 +197,12 @@ def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def _served_by_library(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value | None:
     """Do a method of a library's object, and return its result; None for one like any other."""
-    made_by = receiver.name if isinstance(receiver, ExternalObject) else ""
-    if made_by == ACCELERATOR:
-        from ddpdoctor.source.libraries.accelerate import method
-    elif made_by in FABRICS:
-        from ddpdoctor.source.libraries.fabric import method
-    elif made_by.startswith("ignite."):
-        from ddpdoctor.source.libraries.ignite import method
-    else:
-        served = lightning.method(machine, node, receiver, name, given)
-        return sharding.method(machine, node, receiver, name, given) if served is None else served
-    return method(machine, node, receiver, name, given)
+    if isinstance(receiver, ExternalObject) and receiver.name.startswith(_WRAPPING):
+        from ddpdoctor.source.libraries import wrapping
+
+        return wrapping.method(machine, node, receiver, name, given)
+    served = lightning.method(machine, node, receiver, name, given)
+    return sharding.method(machine, node, receiver, name, given) if served is None else served
 
 
 def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: Arguments) -> Value:
@@ -231,10 +210,12 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
     receiver, name = function.receiver, function.name
     if name == "joinpath":
         return _joined_path(receiver, *given.values)
-    if name == "shard" and is_rank(
-        given.named.get("index", given.positional[1] if len(given.positional) > 1 else NONE)
-    ):
-        return derived([receiver, *given.values], frozenset({SHARE}))  # Hugging Face's `data.shard`.
+    if name == "shard":
+        from ddpdoctor.source.libraries.hugging_face_datasets import shard
+
+        part = shard(machine, node, receiver, given)
+        if part is not None:
+            return part
     if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
         machine.note_unread(node, given.values)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
@@ -250,7 +231,8 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
         served = _served_by_library(machine, node, receiver, name, given)
         if served is not None:
             return served
-    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+    inherited = base_names(machine, receiver.cls) if isinstance(receiver, Instance) and name in _OF_TRAINERS else ()
+    if isinstance(receiver, Instance) and any(name in collective_methods(base) for base in inherited):
         _make_loader_of(machine, node, receiver)
         machine.emit("collective", f"Trainer.{name}", node, given, in_tree=True)
         return SYNCHRONISED
@@ -258,12 +240,14 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
         known = _known_method(machine, node, function, given)
         if known is not None:
             return known
-    if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
-        return start_method(machine, node, receiver)
+    if name == "start" and isinstance(receiver, Instance):
+        started = start_method(machine, node, receiver)
+        if started is not None:
+            return started
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         with_receiver = Arguments([OPAQUE, *given.positional], given.named, given.complete)
-        return machine.call_function(machine, node, promised, with_receiver)
+        return machine.call_function(node, promised, with_receiver)
     return _plain_method(machine, node, function, given.values)
 
 
@@ -271,7 +255,7 @@ def call_method(machine: Machine, node: ast.AST, function: BoundMethod, given: A
 def _is_unremarkable(name: str) -> bool:
     """Return whether a method of an unknown object does no more than mix its arguments, by its name."""
     promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
-    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or queries_file(name)
+    known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or name in FILE_QUERIES
     return not promises and not known and not is_noted_method(name)
 
 
@@ -324,17 +308,12 @@ def _known_method(machine: Machine, node: ast.AST, function: BoundMethod, given:
             made = machine.object(receiver)
             inside = made.argument("module", 0) if made is not None and made.kind == "wrap" else receiver
             for part in list(parts_of_module(machine, inside or receiver, registered=True))[:MOST_PARTS]:
-                machine.apply(machine, node, given.positional[0], Arguments((part,)))
+                machine.apply(node, given.positional[0], Arguments((part,)))
         note_device(machine, node, name, given, receiver)
         return receiver
     if name in {"cuda", "to"}:
         note_device(machine, node, name, given, receiver)
     return None
-
-
-def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
-    """Return whether a class that the project derives inherits a method that every rank must call."""
-    return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
 
 
 def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
@@ -343,7 +322,7 @@ def _make_loader_of(machine: Machine, node: ast.AST, trainer: Instance) -> None:
     if isinstance(found, Function):
         made = ExternalObject(machine.object_number((node, ACCELERATOR)), ACCELERATOR)
         machine.assign(trainer.number, "accelerator", made)
-        machine.apply(machine, node, bound_to(found, trainer))
+        machine.apply(node, bound_to(found, trainer))
 
 
 def _gathers(machine: Machine, metric: ExternalObject) -> bool:
@@ -387,7 +366,7 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
         return sized
     if receiver.__class__ is External and receiver.name == "os.environ":
         return UNIFORM
-    if queries_file(name) and not arguments and isinstance(receiver, Unknown):
+    if name in FILE_QUERIES and not arguments and isinstance(receiver, Unknown):
         return Unknown(True, False, frozenset({("files", 0)}))
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent
@@ -427,7 +406,7 @@ def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
-                return machine.call_function(machine, node, bound_to(method, receiver), given)
+                return machine.call_function(node, bound_to(method, receiver), given)
     values = given.values
     if name == "__init__" and values and isinstance(receiver, Instance):
         machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(values)))
@@ -488,10 +467,6 @@ def _get_rank(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return exact_per_rank(GLOBAL_RANK)
 
 
-def _world_size(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return WORLD_SIZE if not given.positional and not given.named else UNIFORM
-
-
 def _environment(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not given.positional:
         return UNIFORM
@@ -540,11 +515,7 @@ def _infer(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not isinstance(model, (Function, Instance, ExternalObject)):
         return derived(given.values)
     window = given.value("inputs", 0) or UNIFORM
-    return derived([machine.apply(machine, node, model, Arguments((window,))), window])
-
-
-def _set_grad_enabled(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
+    return derived([machine.apply(node, model, Arguments((window,))), window])
 
 
 def _no_gradients(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -578,7 +549,7 @@ def _field(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the default of a field of a dataclass, made by its factory where it has one."""
     factory = given.named.get("default_factory")
     if isinstance(factory, (Function, ProjectClass, External)):
-        return machine.apply(machine, node, factory)
+        return machine.apply(node, factory)
     return given.named.get("default", UNIFORM)
 
 
@@ -592,8 +563,10 @@ _SPECIAL: dict[str, Handler] = {
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
-    "torch.distributed.get_node_local_rank": lambda machine, node, given: variable(machine, "LOCAL_RANK"),
-    "torch.distributed.get_world_size": _world_size,
+    "torch.distributed.get_node_local_rank": lambda machine, node, given: (
+        UNIFORM if machine.spawns else exact_per_rank(LOCAL_RANK)
+    ),
+    "torch.distributed.get_world_size": lambda machine, node, given: UNIFORM if given.values else WORLD_SIZE,
     **dict.fromkeys(
         RANK_AND_SIZE, lambda machine, node, given: SequenceValue((exact_per_rank(GLOBAL_RANK), WORLD_SIZE))
     ),
@@ -631,8 +604,8 @@ _SPECIAL: dict[str, Handler] = {
         lambda machine, node, given: External("multiprocessing"),  # It has the same functions.
     ),
     **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
-    "torch.no_grad": _no_gradients,
-    "torch.inference_mode": _no_gradients,
-    "torch.set_grad_enabled": _set_grad_enabled,
-    "torch.autograd.no_grad": _no_gradients,
+    **dict.fromkeys(("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad"), _no_gradients),
+    "torch.set_grad_enabled": lambda machine, node, given: (
+        NO_GRADIENTS if given.positional and constant(given.positional[0]) is False else UNIFORM
+    ),
 }

@@ -69,15 +69,15 @@ from ddpdoctor.source.ranks.random_numbers import OWN
 from ddpdoctor.source.ranks.rank_local_values import (
     COUNTED,
     LISTED,
+    LISTING,
     OWN_KINDS,
     POLLED,
     UNREAD_ITEM,
     agrees_by_name,
-    lists_names,
     members_of,
     origin_of,
 )
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -278,7 +278,7 @@ def make_loader(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         for own in (one for one in options_of(given.value(name, position) or NONE) if isinstance(one, Instance)):
             method = class_attribute(machine, own.cls, "__iter__")
             if isinstance(method, Function) and method.node not in machine.visited:  # Its order, as the loader asks.
-                machine.call_function(machine, node, bound_to(method, own))
+                machine.call_function(node, bound_to(method, own))
     return ExternalObject(number, DATA_LOADER)
 
 
@@ -308,12 +308,10 @@ def make_device(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     positional = given.positional
     if len(positional) > 1 and constant(positional[0]) == "cuda":
         note_device(machine, node, "device", Arguments(positional[1:2]))
-        return by_rank(_text_of_device, positional[1])
+        return by_rank(
+            lambda index: Const(f"cuda:{index.value}") if isinstance(index, Const) else derived((index,)), positional[1]
+        )
     return positional[0] if len(positional) == 1 else derived(positional)
-
-
-def _text_of_device(index: Value) -> Value:
-    return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
 
 
 def note_device(machine: Machine, node: ast.AST, name: str, given: Arguments, receiver: Value | None = None) -> None:
@@ -351,26 +349,27 @@ def plain_handler_of(name: str) -> Handler:
     if name == "torch.distributed.is_initialized":
         return _is_initialized
     if name in NOT_FALSE:
-        return partial(_fixed, Const(True))
+        return lambda machine, node, given: Const(True)
     if last in SAME_ITEMS:
         return _zipped if last == "zip" else partial(_same_items, last)
     factory = TENSOR_CALLS.get(name)
     if factory is not None:
-        return partial(_tensor, factory)
+        return lambda machine, node, given: factory(given)
     if name in _OPENING:
         return _opened
-    if lists_names(name):
+    if LISTING.match(name):
         return _listed
     if name in _GENERATORS:
         return _generator
     if RANK_VARYING_CALLS.match(name):
-        return partial(_fixed, Unknown(True, False, origin_of(name)))
+        varying = Unknown(True, False, origin_of(name))
+        return lambda machine, node, given: varying
     if name == "apex.amp.initialize":
         return _initialized_by_apex
     if last == "_get_default_store":
         return partial(_object, "torch.distributed.Store")
     if name == "str.format" or name.startswith(("os.path.", "pathlib.", "torch.distributions.")):
-        return _mixture
+        return lambda machine, node, given: derived(given.values)
     if name.startswith("torch.distributed.") and last[:1].islower():
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
@@ -383,10 +382,6 @@ def plain_handler_of(name: str) -> Handler:
     if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
         return partial(_object, name)
     return partial(_unread, name)
-
-
-def _fixed(value: Value, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return value
 
 
 def _generator(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -430,19 +425,10 @@ def _initialized_by_apex(machine: Machine, node: ast.AST, given: Arguments) -> V
 @lru_cache(maxsize=4096)
 def _names_a_start(module: Module, scope: ast.AST) -> bool:
     """Return whether the code of a function, or of a module outside of its definitions, starts the process group."""
-    waiting = list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        name = last_name(node)
-        if name in _STARTING and (name == "init_process_group" or module.resolve(node) in STARTS):
-            return True
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            waiting.extend(ast.iter_child_nodes(node))
-    return False
-
-
-def _mixture(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return derived(given.values)
+    named = ((last_name(node), node) for node in descend_outside(scope, DEFINITIONS))
+    return any(
+        name in _STARTING and (name == "init_process_group" or module.resolve(node) in STARTS) for name, node in named
+    )
 
 
 def _of_torch(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -462,10 +448,6 @@ def _uncounted(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a mesh or a store: made of numbers of ranks, and none itself."""
     result = derived(given.values)
     return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
-
-
-def _tensor(factory: TensorFactory, machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    return factory(given)
 
 
 def _object(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -521,7 +503,7 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
     if positional and isinstance(positional[0], Instance) and last == "next":
         following = class_attribute(machine, positional[0].cls, "__next__")
         if isinstance(following, Function):
-            return machine.call_function(machine, node, bound_to(following, positional[0]))
+            return machine.call_function(node, bound_to(following, positional[0]))
     elif len(positional) == 1 and isinstance(positional[0], Instance):
         items = items_of(machine, node, positional[0])
         if isinstance(items, SequenceValue) and last != "enumerate":
@@ -540,11 +522,9 @@ def _same_items(last: str, machine: Machine, node: ast.AST, given: Arguments) ->
             return SequenceValue(tuple(SequenceValue((Const(number), item)) for number, item in enumerate(known)))
         if last == "enumerate" and _is_zip(positional[0]):
             return SequenceValue((SequenceValue((UNIFORM, positional[0].values[0])),), open=True)
-    tags: set[tuple[str, int]] = set()
-    for value in positional:
-        for option in options_of(value):
-            if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
-                tags.add(("loader", option.number))
+    options = (option for value in positional for option in options_of(value))
+    objects = (one for one in options if isinstance(one, ExternalObject))
+    tags = {("loader", one.number) for one in objects if one.name == DATA_LOADER}
     if last == "enumerate":
         tags.add(COUNTED)
     if last == "iter" and not isinstance(machine.frame.module.parents.get(node), ast.Call):
@@ -649,11 +629,6 @@ def _arange(given: Arguments) -> Value:
     return derived(given.values)
 
 
-def _eye(given: Arguments) -> Value:
-    sides = (given.positional[0], given.positional[-1]) if given.positional else (UNIFORM,)
-    return _sized(sides, given)
-
-
 def _same_size(given: Arguments) -> Value:
     if given.positional and isinstance(given.positional[0], TensorSize):
         return given.positional[0]
@@ -670,7 +645,7 @@ TENSOR_CALLS: Mapping[str, TensorFactory] = {
     **{f"torch.{name}": _shaped for name in ("zeros", "ones", "empty", "rand", "randn")},
     "torch.full": _full,
     "torch.arange": _arange,
-    "torch.eye": _eye,
+    "torch.eye": lambda given: _sized((*given.positional[:1], *given.positional[-1:]) or (UNIFORM,), given),
     **{f"torch.{name}": _same_size for name in ("tril", "triu", "zeros_like", "ones_like", "exp", "log", "sin", "cos")},
 }
 

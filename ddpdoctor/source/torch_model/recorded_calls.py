@@ -108,7 +108,7 @@ def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, val
     _note_part(machine, node, container, value)
     holder = node.value if isinstance(node, ast.Subscript) else None
     if isinstance(holder, ast.Attribute) and holder.attr in ("_modules", "_parameters"):
-        owner = machine.evaluate(machine, holder.value)
+        owner = machine.evaluate(holder.value)
         if isinstance(owner, (Instance, ExternalObject)) and isinstance(value, (Instance, ExternalObject)):
             machine.note("training", "set attribute", node, Arguments((value,)), receiver=owner)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
@@ -234,7 +234,7 @@ def note_augmented(machine: Machine, node: ast.Attribute, added: ast.expr) -> No
         and machine.wrapped
         and not any(isinstance(one, ast.Call) for one in descend(added))
     ):
-        value = machine.evaluate(machine, added)
+        value = machine.evaluate(added)
         if _is_apart(machine, (value,)):
             machine.note("training", CHANGED, node, Arguments((value,)), receiver=machine.held(node.value))
 

@@ -42,7 +42,7 @@ if sampler.rank == 0:
 FAULTS = {
     "collectives": ("_ddpdoctor.probe.rehearsal.collective_hook", "origin_of"),
     "wrap": ("_ddpdoctor.probe.observed", "_describe"),
-    "forward": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._digest_inputs"),
+    "forward": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "leaves"),
     "gradients": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._close"),
     "pass": ("_ddpdoctor.probe.rehearsal.data.loaders", "Loaders._length"),
     "indices": ("_ddpdoctor.probe.rehearsal.data.loaders", "base_indices"),

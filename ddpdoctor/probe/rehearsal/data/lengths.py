@@ -8,13 +8,13 @@ what a function returns, and a reduction in which the ranks agree on the shortes
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Optional, Protocol
+from typing import Any, Literal, NamedTuple, Optional
 
 from ...torch_compat import replaces
+from ...user_code import tree_around
 from ..loop_subjects import covers
 from ..schedule import Trail
 
@@ -78,38 +78,10 @@ class CutShort(StopIteration):
     """The end of a pass that we cut: a loop ends by it, a bare ``next`` lets it through to be recognised."""
 
 
-class Owner(Protocol):
-    """What decides over the passes."""
-
-    def is_over(self, trail: Trail) -> bool:
-        """Return whether the pass has yielded what it may."""
-
-    def drawn(self, trail: Trail) -> None:
-        """Count a batch of the pass."""
-
-    def is_counted(self, trail: Trail, frame: FrameType) -> bool:
-        """Return whether ``frame``, which draws one batch more, counts its batches instead of awaiting an end."""
-
-    def may_go_on(self, trail: Trail) -> bool:
-        """Return whether a pass with batches that are counted may yield more than others."""
-
-    def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
-        """Leave the user's code where ``frame`` cannot go on without more batches."""
-
-    def is_looped(self, frame: FrameType) -> bool:
-        """Return whether a ``for`` statement of the user's draws the batch."""
-
-    def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
-        """Return the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
-
-    def finish(self, trail: Trail, inner: Any, end: str) -> None:
-        """End the pass."""
-
-
 class ShortPass:
-    """An iterator that ends when its owner decides so; everything else is that of the real one."""
+    """An iterator that ends when its owner, ``Loaders``, decides so; everything else is that of the real one."""
 
-    def __init__(self, owner: Owner, trail: Trail, inner: Iterator[Any]) -> None:
+    def __init__(self, owner: Any, trail: Trail, inner: Iterator[Any]) -> None:
         self._owner = owner
         self._inner = inner
         self._trail = trail
@@ -217,11 +189,8 @@ class Lengths:
     def _look(self, frame: FrameType) -> Purpose:
         name = frame.f_code.co_filename
         if name not in self._sources:
-            try:
-                tree = ast.parse("".join(linecache.getlines(name, frame.f_globals)))
-                self._sources[name] = read(tree, alone=frame.f_globals.get("__name__") in ("__main__", "__mp_main__"))
-            except (SyntaxError, ValueError, RecursionError):
-                self._sources[name] = None
+            tree, alone = tree_around(frame), frame.f_globals.get("__name__") in ("__main__", "__mp_main__")
+            self._sources[name] = None if tree is None else read(tree, alone=alone)
         source = self._sources[name]
         if source is None:
             return ""

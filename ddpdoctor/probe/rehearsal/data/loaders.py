@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import linecache
 import multiprocessing
-import opcode
 import os
 import re
 import sys
@@ -15,6 +13,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, Optional
 from weakref import ref
@@ -22,8 +21,8 @@ from weakref import ref
 from ...journal import Journal
 from ...nonfinite import Batch
 from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
-from ...torch_compat import on_call
-from ...user_code import GENERATOR, loops
+from ...torch_compat import on_call, replaces
+from ...user_code import GENERATOR, loops, outwards, tree_around
 from ..loop_subjects import covering, covers
 from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
 from .lengths import Lengths, ShortPass, is_cut
@@ -165,11 +164,7 @@ def may_come_of_less_data(error: BaseException, is_users: Callable[[str], bool])
 
 
 def _stands_elsewhere(key: str, error: BaseException, is_users: Callable[[str], bool]) -> bool:
-    failing = set()
-    trace = error.__traceback__
-    while trace is not None:
-        failing.add((os.path.realpath(trace.tb_frame.f_code.co_filename), trace.tb_lineno))
-        trace = trace.tb_next
+    failing = {(os.path.realpath(one.f_code.co_filename), line) for one, line in walk_tb(error.__traceback__)}
     named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     files = {os.path.realpath(name) for name in named if os.path.isfile(name)} | {name for name, _ in failing}
     word = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)")
@@ -208,22 +203,19 @@ class Indices:
     def install(self) -> None:
         """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
         iterator_class = self._torch.utils.data.dataloader._BaseDataLoaderIter
-        draw, restart, journal = iterator_class._next_index, iterator_class._reset, self._journal
 
-        @functools.wraps(draw)
-        def _next_index(iterator: Any) -> Any:
+        @replaces("_next_index", iterator_class)
+        def _next_index(draw: Any, iterator: Any) -> Any:
             index = draw(iterator)
             if iterator._dataset_kind == 0:
-                journal.guarded(self._keep, iterator, index, harms=("passes",))
+                self._journal.guarded(self._keep, iterator, index, harms=("passes",))
             return index
 
-        @functools.wraps(restart)
-        def _reset(iterator: Any, *arguments: Any, **options: Any) -> Any:
+        @replaces("_reset", iterator_class)
+        def _reset(restart: Any, iterator: Any, *arguments: Any, **options: Any) -> Any:
             # Persistent workers serve all passes with one iterator.
             iterator.__dict__.pop("_ddpdoctor_drawn", None)
             return restart(iterator, *arguments, **options)
-
-        iterator_class._next_index, iterator_class._reset = _next_index, _reset
 
     def whole(self, iterator: Any, loader: int, ordinal: int, number: int) -> dict[str, Any]:
         """Return count, digest and file of the whole index list; empty when it has no end or no indices."""
@@ -237,7 +229,7 @@ class Indices:
         drawn: array[int] = iterator.__dict__.get("_ddpdoctor_drawn", array("q"))
         base = base_indices(iterator._dataset, drawn, self._torch)
         name = self._journal.writer.write_indices(number, array("q", sorted(base)))
-        return {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
+        return {"index_count": len(base), "index_digest": digest_of(base.tobytes()), "indices": name}
 
     def have_no_end(self, loader: int) -> bool:
         """Return whether a loader's sampler drew so much more than its data set that its passes have no end."""
@@ -272,8 +264,6 @@ class Indices:
 
 # Whether code that draws a batch is prepared for the end of the pass, or counts on there being one more.
 
-_FOR_ITER = opcode.opmap["FOR_ITER"]
-_GENERATOR = 0x20 | 0x200
 _CATCHING = frozenset({"StopIteration", "Exception", "BaseException"})
 
 
@@ -282,33 +272,24 @@ def awaits_end(frame: FrameType, is_users: Callable[[str], bool]) -> bool:
 
     Loops do, and handlers that do not raise again. A library in between may.
     """
-    frames = list(_outwards(frame))
+    frames = list(outwards(frame))
     while frames and not is_users(frames[-1].f_code.co_filename):
         frames.pop()
     if not frames:
         return True
     return any(
         not is_users(one.f_code.co_filename)
-        or one.f_code.co_code[one.f_lasti] == _FOR_ITER
-        or bool(one.f_code.co_flags & _GENERATOR)
+        or loops(one)
+        or bool(one.f_code.co_flags & GENERATOR)
         or _is_prepared(one, draws=one is frame)
         for one in frames
     )
 
 
-def _outwards(frame: Optional[FrameType]) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _is_prepared(frame: FrameType, *, draws: bool) -> bool:
     """Return whether the line that a frame is at stands under a handler of the end, or draws with a default."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-    except (SyntaxError, ValueError, RecursionError):
-        return True
-    around = covering(tree, frame.f_lineno)
+    tree = tree_around(frame)
+    around = [] if tree is None else covering(tree, frame.f_lineno)
     return not around or any(
         _suppresses(node)
         or (draws and _draws_with_default(node))
@@ -362,7 +343,7 @@ class Loaders:
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
-        """See ``short_pass.Owner``."""
+        """Returns the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
         self.in_workers_place: Callable[[Any], object] = lambda dataset: None
         """Called with the data set where the rank fetches what a worker would."""
         self._newest: Optional[Trail] = None
@@ -400,7 +381,7 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            seen = loaders._had_workers(loader)
+            seen = loaders._sites.get(loader._ddpdoctor_number) in loaders._with_workers
             with few_workers(loader, loaders._torch, seen=seen, none=loaders.no_workers) as workers:
                 inner = iterate(loader)
             journal.guarded(loaders._fetches, loader, workers, harms=())
@@ -436,9 +417,6 @@ class Loaders:
         if not purpose:
             return true
         return self._schedule.length(loader._ddpdoctor_number, true, turns=purpose == "turns")
-
-    def _had_workers(self, loader: Any) -> bool:
-        return self._sites.get(loader._ddpdoctor_number) in self._with_workers
 
     def _fetches(self, loader: Any, workers: int) -> None:
         """Note how many workers a pass has; without those of the script, the rank fetches in their place."""
@@ -595,7 +573,5 @@ def _stack(frame: FrameType, is_users: Callable[[str], bool]) -> tuple[tuple[Cod
     A library's generator hands batches on. A progress bar that rank 0 wraps around the loader in each epoch anew, and
     around the bar before, makes no other place of it.
     """
-    frames = (
-        one for one in _outwards(frame) if not one.f_code.co_flags & _GENERATOR or is_users(one.f_code.co_filename)
-    )
+    frames = (one for one in outwards(frame) if not one.f_code.co_flags & GENERATOR or is_users(one.f_code.co_filename))
     return tuple((one.f_code, one.f_lineno) for one in frames)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Optional
 
 from ...journal import Journal
-from ...observed import WHOLE_UP_TO_BYTES, leaves, tensor_digest
+from ...observed import WHOLE_UP_TO_BYTES, base_indices, base_of, digest_of, leaves, tensor_digest
 from ...torch_compat import on_call
 
 # Which random numbers a rank will draw for its data: what seeds them, and the generators' states at a fetch.
@@ -57,13 +57,13 @@ class Randomness:
         """Return the digest of each library's generator in this process, and how often each was seeded."""
         states = {
             "torch": tensor_digest(self._torch.default_generator.get_state()),
-            "random": _digest(repr(random.getstate()).encode()),
+            "random": digest_of(repr(random.getstate()).encode()),
         }
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             state = numpy.random.get_state()
             parts = state if isinstance(state, tuple) else (repr(state),)
-            states["numpy"] = _digest(b"".join(getattr(part, "tobytes", repr(part).encode)() for part in parts))
+            states["numpy"] = digest_of(b"".join(getattr(part, "tobytes", repr(part).encode)() for part in parts))
         return states, dict(self._seedings)
 
     def _hook(self, library: str, name: str, *modules: Any) -> None:
@@ -105,9 +105,7 @@ class Randomness:
 
     def _place(self, dataset: Any) -> Optional[dict[str, Any]]:
         """Return the lines of the innermost data set's ``__getitem__``, when the user wrote it."""
-        while isinstance(dataset, self._torch.utils.data.Subset):
-            dataset = dataset.dataset
-        code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+        code = getattr(getattr(type(base_of(dataset, self._torch)), "__getitem__", None), "__code__", None)
         if code is None or not self._journal.user_code.holds(code.co_filename):
             return None
         lines = [line for _, line in dis.findlinestarts(code) if line]
@@ -116,10 +114,6 @@ class Randomness:
             "line": code.co_firstlineno,
             "end_line": max(lines, default=code.co_firstlineno),
         }
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 SEED = 20_011
@@ -154,7 +148,7 @@ class Samples:
             batch = fetch(fetcher, index)
             randomness.fetch_ended(dataset, length)
             self._journal.guarded(self._probe, dataset, length, harms=("loaders",))
-            self._division.note_holdings(self._base(dataset))
+            self._journal.guarded(self._division.note_holdings, base_of(dataset, self._torch), harms=("holdings",))
             return batch
 
         fetcher_class.fetch = fetch_and_probe
@@ -175,7 +169,7 @@ class Samples:
                     "sample",
                     dataset_type=type(dataset).__qualname__,
                     dataset_length=length,
-                    index=self._base_index(source, index),
+                    index=base_indices(source, array("q", [index]), self._torch)[0],
                     leaves=leaves(sample, self._torch),
                 )
                 if time.monotonic() - started > MOST_S:
@@ -190,16 +184,11 @@ class Samples:
         The first two are what data sets of different lengths have in common.
         """
         own = [(dataset, index) for index in sorted({0, 1, length // 2, length - 1}) if index < length]
-        base = self._base(dataset)
+        base = base_of(dataset, self._torch)
         if base is dataset:
             return own
         last = (_length(base) or 1) - 1
         return [*own[:2], *((base, index) for index in sorted({0, last // 2, last})), *own[2:]]
-
-    def _base(self, dataset: Any) -> Any:
-        while isinstance(dataset, self._torch.utils.data.Subset):
-            dataset = dataset.dataset
-        return dataset
 
     def _fetch(self, dataset: Any, index: int) -> Any:
         """Return one sample under the seed; None when the data set does not take the index, which is no fault of it."""
@@ -232,12 +221,6 @@ class Samples:
             elif numpy is not None and isinstance(value, numpy.random.Generator):
                 states.append((functools.partial(setattr, value.bit_generator, "state"), value.bit_generator.state))
         return states
-
-    def _base_index(self, dataset: Any, index: int) -> int:
-        while isinstance(dataset, self._torch.utils.data.Subset):
-            index = int(dataset.indices[index])
-            dataset = dataset.dataset
-        return index
 
 
 def _length(dataset: Any) -> Optional[int]:
@@ -290,10 +273,8 @@ class Division:
         try:
             if len(subset.indices) > MOST_INDICES:
                 return
-            indices, dataset = [int(index) for index in subset.indices], subset.dataset
-            while isinstance(dataset, self._torch.utils.data.Subset):
-                indices = [int(dataset.indices[index]) for index in indices]
-                dataset = dataset.dataset
+            indices = base_indices(subset, array("q", range(len(subset.indices))), self._torch)
+            dataset = base_of(subset, self._torch)
             length = len(dataset)
         except (TypeError, ValueError, NotImplementedError):
             return  # its keys are no numbers, or it has no length: nothing to compare
@@ -305,14 +286,11 @@ class Division:
             base_length=length,
             count=len(indices),
             index_sum=sum(indices),
-            digest=hashlib.blake2b(array("q", sorted(indices)).tobytes(), digest_size=8).hexdigest(),
+            digest=digest_of(array("q", sorted(indices)).tobytes()),
         )
 
     def note_holdings(self, dataset: Any) -> None:
         """Write digests of what a data set holds for each of its samples, in their order and in any order."""
-        self._journal.guarded(self._note_holdings, dataset, harms=("holdings",))
-
-    def _note_holdings(self, dataset: Any) -> None:
         if not hasattr(dataset, "__dict__"):
             return
         try:

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, Callable, Optional
 
 from ...journal import Journal
-from ...observed import tensor_digest
-from ...torch_compat import SHARDED_STATES, after_import, on_call
+from ...observed import digest_of, parameters_of, tensor_digest
+from ...torch_compat import SHARDED_STATES, after_import, on_call, replaces
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
 from .feeding import COMPUTED, OWN, Draws, Feeding, read_all, seed, states
@@ -130,7 +130,7 @@ class FirstSteps:
             self._journal.guarded(self._begin, number, harms=())
 
     def _begin(self, number: int) -> None:
-        parameters = _parameters(self._optimizers[number])
+        parameters = parameters_of(self._optimizers[number])
         name = f"optimizer-{number}.pickle"
         if self._alone:
             self._put(parameters, name)
@@ -218,7 +218,7 @@ class FirstSteps:
     def _note_call(self, module: Any) -> None:
         facts = self._facts
         if not facts["reduced_precision"] and not self._alone:
-            facts["reduced_precision"] = _is_autocast(self._torch)
+            facts["reduced_precision"] = any(map(self._torch.is_autocast_enabled, ("cpu", "cuda")))
         if id(module) in self._known:
             return
         self._prepare()
@@ -265,46 +265,36 @@ class FirstSteps:
         for name in _DROPOUTS:
             if hasattr(functional, name):
                 setattr(functional, name, _kept_whole(getattr(functional, name)))
-        attention = functional.scaled_dot_product_attention
 
-        @functools.wraps(attention)
-        def without_dropout(*arguments: Any, **named: Any) -> Any:
+        @replaces("scaled_dot_product_attention", functional)
+        def without_dropout(attention: Any, *arguments: Any, **named: Any) -> Any:
             if len(arguments) > 4:
                 arguments = (*arguments[:4], 0.0, *arguments[5:])
             else:
                 named["dropout_p"] = 0.0
             return attention(*arguments, **named)
 
-        functional.scaled_dot_product_attention = without_dropout
-
     def _normalise_by_rank(self) -> None:
         """Let batch norms take the statistics of each rank's samples where the ranks do, which is known to differ."""
         if not self._facts["plain_norms"] or self._facts["synced_norms"]:
             return
         norm_class, torch, feeding = self._torch.nn.modules.batchnorm._BatchNorm, self._torch, self._feeding
-        forward = norm_class.forward
 
-        @functools.wraps(forward)
-        def forward_by_rank(module: Any, inputs: Any) -> Any:
+        @replaces("forward", norm_class)
+        def forward_by_rank(forward: Any, module: Any, inputs: Any) -> Any:
             whole = sum(feeding.sizes)
             if not module.training or len(feeding.sizes) < 2 or inputs.shape[0] % whole:
                 return forward(module, inputs)
             times = inputs.shape[0] // whole
             return torch.cat([forward(module, part) for part in inputs.split([n * times for n in feeding.sizes])])
 
-        norm_class.forward = forward_by_rank
-
     def _measure_alike(self, lengths: dict[str, int]) -> None:
         """Let loaders be as long as those of a rank: with the batches of all ranks a pass has no more of them."""
-        loader_class = self._torch.utils.data.DataLoader
-        length = loader_class.__len__
 
-        @functools.wraps(length)
-        def length_of_rank(loader: Any) -> int:
+        @replaces("__len__", self._torch.utils.data.DataLoader)
+        def length_of_rank(length: Any, loader: Any) -> int:
             known = lengths.get(str(getattr(loader, "_ddpdoctor_number", "")))
             return int(length(loader)) if known is None else known
-
-        loader_class.__len__ = length_of_rank
 
     # What the optimizers get.
 
@@ -348,7 +338,7 @@ class FirstSteps:
             self._ending.end("steps")
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         self._draws.rescaled = {}  # What the optimizer itself multiplies is no news.
         self._local = {key: value for key, value in self._local.items() if key not in set(map(id, parameters))}
         name = f"after-{self._events - 1}.pickle"
@@ -375,12 +365,12 @@ class FirstSteps:
     def _is_gradient(self, tensor: Any) -> bool:
         """Return whether a tensor lies where the gradient of a parameter that an optimizer holds does."""
         address = _address(tensor)
-        held = (p.grad for optimizer in self._optimizers for p in _parameters(optimizer) if p.grad is not None)
+        held = (p.grad for optimizer in self._optimizers for p in parameters_of(optimizer) if p.grad is not None)
         return bool(address) and any(_address(gradient) == address for gradient in held)
 
     def _write(self, optimizer: Any, number: int) -> None:
         """Write a step: gradients, and what one has to know to understand how they came about."""
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         each = _share(parameters)
         rows, numbers = [], array("f")
         owners = {id(one): (module, name) for module, name, one in self._modules.parameters()}
@@ -418,12 +408,12 @@ class FirstSteps:
             "rescaled": [list(place) for place in self._draws.rescaled],
             "entered": [[digest, *where] for digest, where in self._draws.entering.noted.items()],
             "unmatched_draws": self._draws.unmatched,
-            "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
-            "random": hash_of(random),
+            "state": _hash([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
+            "random": _hash(random),
             "random_moved": random != self._random,
             "facts": self._facts,
             "norm": _norm(parameters),
-            "drawn": hash_of(self._feeding.drawn),
+            "drawn": _hash(self._feeding.drawn),
         }
         self._clips, self._draws.losses, self._draws.entering.noted = [], [], {}
         name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events}")
@@ -431,10 +421,6 @@ class FirstSteps:
             file.write(numbers.tobytes())
         with open(f"{name}.json", "w", encoding="utf-8") as text:
             json.dump(step, text)
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _share(parameters: list[Any]) -> int:
@@ -506,18 +492,8 @@ def _kept_whole(function: Any) -> Callable[..., Any]:
     return whole
 
 
-def _is_autocast(torch: Any) -> bool:
-    try:
-        return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-    except TypeError:  # before torch 2.4
-        return bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
-
-
-def hash_of(value: Any) -> str:
-    """Return a short digest of something with a representation."""
-    import hashlib
-
-    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+def _hash(value: Any) -> str:
+    return digest_of(repr(value).encode())
 
 
 def _text(path: str) -> str:

@@ -7,7 +7,6 @@ the right one where the script then makes a group of one rank; no other value ch
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from types import CodeType
 from typing import Any, Callable, Optional
 
 from ...journal import Journal
+from ...torch_compat import replaces
 from ..rendezvous import SPAWNED_VARIABLE
 
 VALUES_FILE = "values.jsonl"
@@ -53,30 +53,24 @@ class NamedRanks:
 
     def install(self) -> None:
         """See what arguments are parsed to, and what ranks are spawned with."""
-        parse, names = argparse.ArgumentParser.parse_known_args, self
 
-        @functools.wraps(parse)
-        def parse_as_one(*arguments: Any, **options: Any) -> Any:
+        @replaces("parse_known_args", argparse.ArgumentParser)
+        def parse_as_one(parse: Any, *arguments: Any, **options: Any) -> Any:
             parsed = parse(*arguments, **options)
-            names._journal.guarded(names._change, PARSED, parsed[0], harms=())
+            self._journal.guarded(self._change, PARSED, parsed[0], harms=())
             return parsed
 
-        setattr(argparse.ArgumentParser, "parse_known_args", parse_as_one)  # noqa: B010
         spawning = sys.modules.get("torch.multiprocessing.spawn")
-        start = getattr(spawning, "start_processes", None)
-        if start is None:
+        if not hasattr(spawning, "start_processes"):
             return
 
-        @functools.wraps(start)
-        def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
+        @replaces("start_processes", spawning, sys.modules["torch.multiprocessing"])
+        def start_one(start: Any, fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
             if nprocs > 1:
-                changed = names._journal.guarded(names._spawned, fn, args, nprocs, harms=())
+                changed = self._journal.guarded(self._spawned, fn, args, nprocs, harms=())
                 args, nprocs = args if changed is None else changed, 1
                 os.environ[SPAWNED_VARIABLE] = "1"
             return start(fn, args, nprocs, *others, **options)
-
-        for owner in (spawning, sys.modules["torch.multiprocessing"]):
-            setattr(owner, "start_processes", start_one)  # noqa: B010
 
     def _change(self, source: str, holder: Any) -> None:
         """Note the values that an object or a dictionary holds, and change the chosen one."""

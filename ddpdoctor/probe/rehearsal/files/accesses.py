@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from types import FrameType
 from typing import Any, Optional
 
 from ...journal import Journal
-from ...user_code import calling_frame
+from ...user_code import beyond, calling_frame, outwards
 from .created_log import UnresolvablePath, name_path, status_of_target, target_path
 
 POLLED_AFTER = 3
@@ -141,7 +142,7 @@ class Accesses:
             self._note_access("read", name, status is not None)
 
     def _named(self, action: str, path: object, dir_fd: object) -> None:
-        frame = _beyond_the_library(calling_frame())
+        frame = beyond(calling_frame(), _ITS_CALLERS)
         if frame is None or not self._journal.user_code.holds(frame.f_code.co_filename):
             return
         try:
@@ -183,20 +184,11 @@ class Accesses:
 
 def _fetcher(frame: Optional[FrameType]) -> str:
     """Return the library that fetches or extracts and stands between the user and the call, or an empty text."""
-    for _ in range(_DEPTH):
-        if frame is None:
-            break
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in _FETCHERS or frame.f_code.co_filename.endswith(_FETCHING_FILES):
+    for one in islice(outwards(frame), _DEPTH):
+        package = str(one.f_globals.get("__name__", "")).partition(".")[0]
+        if package in _FETCHERS or one.f_code.co_filename.endswith(_FETCHING_FILES):
             return package
-        frame = frame.f_back
     return ""
-
-
-def _beyond_the_library(frame: Optional[FrameType]) -> Optional[FrameType]:
-    while frame is not None and frame.f_code.co_filename in _ITS_CALLERS:
-        frame = frame.f_back
-    return frame
 
 
 def _at(given: tuple[Any, ...], position: int) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import binascii
 import fcntl
-import functools
 import json
 import os
 import stat
@@ -21,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 from ...journal import Journal
-from ...torch_compat import on_call
+from ...torch_compat import on_call, replaces
 
 # How checkpoints are loaded: onto which device, and whether the names of the parameters fit.
 
@@ -45,31 +44,25 @@ class Checkpoints:
         on_call(
             self._journal, serialization, "default_restore_location", before=self._restores, harms=("checkpoint_loads",)
         )
-        loaded = self._noted_load(serialization.load)
-        self._torch.load = serialization.load = loaded
-        module_class = self._torch.nn.Module
-        module_class.load_state_dict = self._noted_state(module_class.load_state_dict)
+        replaces("load", serialization, self._torch)(self._load)
+        replaces("load_state_dict", self._torch.nn.Module)(self._load_state)
 
     def _restores(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         location = arguments[1] if len(arguments) > 1 else options.get("location")
         if isinstance(location, str) and len(self._saved_on) < 16:
             self._saved_on.add(location)
 
-    def _noted_load(self, load: Any) -> Any:
-        @functools.wraps(load)
-        def load_noted(f: Any, map_location: Any = None, *arguments: Any, **options: Any) -> Any:
-            self._saved_on.clear()
-            failed = True
-            try:
-                loaded = load(f, map_location, *arguments, **options)
-                failed = False
-                return loaded
-            finally:
-                self._journal.guarded(
-                    self._note_file, f, map_location is not None, failed, sys._getframe(1), harms=("checkpoint_loads",)
-                )
-
-        return load_noted
+    def _load(self, load: Any, f: Any, map_location: Any = None, *arguments: Any, **options: Any) -> Any:
+        self._saved_on.clear()
+        failed = True
+        try:
+            loaded = load(f, map_location, *arguments, **options)
+            failed = False
+            return loaded
+        finally:
+            self._journal.guarded(
+                self._note_file, f, map_location is not None, failed, sys._getframe(1), harms=("checkpoint_loads",)
+            )
 
     def _note_file(self, file: Any, mapped: bool, failed: bool, frame: Any) -> None:
         path = target_path(file if isinstance(file, (str, bytes, os.PathLike)) else getattr(file, "name", None))
@@ -84,23 +77,16 @@ class Checkpoints:
                 site=self._journal.site(frame),
             )
 
-    def _noted_state(self, load: Any) -> Any:
-        @functools.wraps(load)
-        def load_state_dict(module: Any, state_dict: Any, *arguments: Any, **options: Any) -> Any:
-            try:
-                result = load(module, state_dict, *arguments, **options)
-            except RuntimeError:
-                self._journal.guarded(
-                    self._note_names, module, state_dict, True, sys._getframe(1), harms=("state_names",)
-                )
-                raise
-            fits = not getattr(result, "missing_keys", None) or not getattr(result, "unexpected_keys", None)
-            self._journal.guarded(
-                self._note_names, module, {} if fits else state_dict, False, sys._getframe(1), harms=("state_names",)
-            )
-            return result
-
-        return load_state_dict
+    def _load_state(self, load: Any, module: Any, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+        note, frame = self._note_names, sys._getframe(1)
+        try:
+            result = load(module, state_dict, *arguments, **options)
+        except RuntimeError:
+            self._journal.guarded(note, module, state_dict, True, frame, harms=("state_names",))
+            raise
+        fits = not getattr(result, "missing_keys", None) or not getattr(result, "unexpected_keys", None)
+        self._journal.guarded(note, module, {} if fits else state_dict, False, frame, harms=("state_names",))
+        return result
 
     def _note_names(self, module: Any, given: Any, raised: bool, frame: Any) -> None:
         """Write how many names fit once the wrapper's prefix is put before them or taken away; no name where all do."""

@@ -51,6 +51,14 @@ class Refusal(NamedTuple):
     """A clause that goes on from the user's line: ``would delete ckpt_0.pt, which …``."""
 
 
+class Refused(Exception):
+    """Raised by a rule whose path cannot be determined, with its refusal."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.sentence)
+        self.refusal = refusal
+
+
 class BytecodeHeldBack(PermissionError):
     """The refusal of bytecode beside the user's modules; Python's import system goes on without it."""
 
@@ -85,8 +93,8 @@ class FileRules:
         if not isinstance(flags, int) or not flags & (_CHANGES | os.O_CREAT):
             return None
         target = self._resolve(target_path, "write", path, dir_fd)
-        if not isinstance(target, str):
-            return target
+        if target is None:
+            return None
         changes = bool(flags & _CHANGES) and not flags & os.O_EXCL
         return self.written(target, "write", creates=bool(flags & os.O_CREAT), changes=changes)
 
@@ -138,8 +146,8 @@ class FileRules:
     def attributes_changed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """Judge ``os.chmod``, ``os.chown`` and extended attributes."""
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
-        if not isinstance(target, str):
-            return target
+        if target is None:
+            return None
         if not self._is_foreign(target):
             if self._created.entry(target) is not None:
                 self._created.note("relabelled", target)
@@ -152,7 +160,7 @@ class FileRules:
         They are left as they are, without a report: a script that touches its marker file has no use for them.
         """
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
-        return isinstance(target, str) and self._is_foreign(target)
+        return target is not None and self._is_foreign(target)
 
     def _is_foreign(self, target: str) -> bool:
         """Return whether a file or directory is there that the ranks did not make and may not change."""
@@ -164,8 +172,8 @@ class FileRules:
     def times_set(self, path: object, dir_fd: object = None) -> None:
         """Note that ``os.utime`` was called: what the ranks made has other times now."""
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
-        status = status_of_target(target) if isinstance(target, str) else None
-        if isinstance(target, str) and status is not None and self._created.entry(target) is not None:
+        status = None if target is None else status_of_target(target)
+        if target is not None and status is not None and self._created.entry(target) is not None:
             self._created.note("relabelled", target, identity=identity_of(status))
 
     def mapped(self, descriptor: object) -> None:
@@ -185,30 +193,21 @@ class FileRules:
 
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """Judge ``os.remove`` and ``os.unlink``."""
-        name = self._resolve(name_path, "remove", path, dir_fd)
-        if not isinstance(name, str):
-            return name
-        status = status_of_name(name)
+        name, status = self._entry("remove", path, dir_fd)
         if status is None or is_directory(status):
             return None
         return self._taken_away(name, status)
 
     def directory_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """Judge ``os.rmdir``, which takes empty directories only."""
-        name = self._resolve(name_path, "remove", path, dir_fd)
-        if not isinstance(name, str):
-            return name
-        status = status_of_name(name)
+        name, status = self._entry("remove", path, dir_fd)
         if status is None or not is_directory(status) or _has_content(name):
             return None
         return self._taken_away(name, status)
 
     def tree_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
         """Judge ``shutil.rmtree``: refused as a whole, before its first file; its steps are judged besides."""
-        name = self._resolve(name_path, "remove", path, dir_fd)
-        if not isinstance(name, str):
-            return name
-        status = status_of_name(name)
+        name, status = self._entry("remove", path, dir_fd)
         if status is None or not is_directory(status) or self._allow_writes:
             return None
         if self._is_exempt(name) or self._created.maker(name, status) is not None:
@@ -231,12 +230,11 @@ class FileRules:
 
     def renamed(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
         """Judge ``os.rename`` and ``os.replace``."""
-        old = self._resolve(name_path, "rename", source, source_fd)
-        new = self._resolve(name_path, "rename", target, target_fd)
-        if not isinstance(old, str) or not isinstance(new, str):
-            return old if isinstance(old, Refusal) else new if isinstance(new, Refusal) else None
-        status = status_of_name(old)
-        if status is None or (self._is_exempt(old) and self._is_exempt(new)):
+        (old, status), new = (
+            self._entry("rename", source, source_fd),
+            self._resolve(name_path, "rename", target, target_fd),
+        )
+        if status is None or new is None or (self._is_exempt(old) and self._is_exempt(new)):
             return None
         made = Made(_kind_of(status), 0) if self._is_exempt(old) else self._created.maker(old, status)
         there = status_of_name(new)
@@ -279,10 +277,7 @@ class FileRules:
 
     def linked(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
         """Judge ``os.link``: the new name is the ranks', its content only if the old one's is."""
-        old = self._resolve(name_path, "write", source, source_fd)
-        if not isinstance(old, str):
-            return old
-        status = status_of_name(old)
+        old, status = self._entry("write", source, source_fd)
         if status is None:
             return None
         made = self._created.maker(old, status)
@@ -302,9 +297,7 @@ class FileRules:
 
     def _new_name(self, path: object, dir_fd: object, kind: str, action: str = "create") -> Refusal | None:
         name = self._resolve(name_path, "write", path, dir_fd)
-        if not isinstance(name, str):
-            return name
-        if not self._is_exempt(name) and self._is_free(name):
+        if name is not None and not self._is_exempt(name) and self._is_free(name):
             self._announce(kind, name)
             self._report(action, name, False)
         return None
@@ -349,13 +342,19 @@ class FileRules:
     def _unknown(self, action: str) -> Refusal | None:
         return None if self._allow_writes else Refusal("write", "", f"would {action}")
 
+    def _entry(self, action: str, path: object, dir_fd: object) -> tuple[str, os.stat_result | None]:
+        """Return the directory entry that a path names, and its status; None where there is nothing."""
+        name = self._resolve(name_path, action, path, dir_fd)
+        return name or "", None if name is None else status_of_name(name)
+
     def _resolve(
         self, resolve: Callable[[object, object], str | None], action: str, path: object, dir_fd: object
-    ) -> str | Refusal | None:
+    ) -> str | None:
         try:
             return resolve(path, dir_fd)
-        except UnresolvablePath:
-            return Refusal(action, str(path), f"would {action} {path!s} in a directory that cannot be determined")
+        except UnresolvablePath as error:
+            sentence = f"would {action} {path!s} in a directory that cannot be determined"
+            raise Refused(Refusal(action, str(path), sentence)) from error
 
     @staticmethod
     def _is_free(name: str) -> bool:

@@ -7,21 +7,23 @@ is allowed is decided in ``file_rules``. Not seen: other native writers (HDF5, A
 from __future__ import annotations
 
 import atexit
+import errno
+import functools
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Optional
 
 from ....record import layout
 from ...torch_compat import after_import
-from . import overlay
-from .file_rules import BytecodeHeldBack, FileRules, Refusal
-from .followed_io import follow_io
-from .open_files import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
+from .file_rules import BytecodeHeldBack, FileRules, Refusal, Refused
+from .open_files import follow_io, take_place, wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
 from .unseen_writers import (
     LIBC_STARTERS,
     LIBC_WRITERS,
@@ -86,7 +88,7 @@ def install(
     mount_points: Mapping[str, bool] | None = None,
     of_user: OfUser = lambda: True,
 ) -> None:
-    """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
+    """Guard this process, its threads and the processes that it forks until it ends.
 
     ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
     where ``mount_points`` names those outside it, everything is reported and nothing refused.
@@ -95,36 +97,23 @@ def install(
         run_directory, allow_writes, on_refused, on_file, on_child, of_user, in_overlay=mount_points is not None
     )
     _ACTIVE.append(guard)
-    if len(_ACTIVE) > 1:
-        del _ACTIVE[0]
-        return
-    wrap_os_open(_judge_opening, lambda call: _ACTIVE[0].quietly(call))
-    wrap_os_utime(
-        lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd),
-        lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
-    )
+    wrap_os_open(guard.judged_by("opened"), guard.quietly)
+    wrap_os_utime(guard.keeps_times, functools.partial(guard.note, guard.rules.times_set))
     if mount_points is None:
-        _follow_what_is_written()
+        _follow_what_is_written(guard)
     else:
-        overlay.install(mount_points, lambda call: _ACTIVE[0].quietly(call))
-    sys.addaudithook(_hook_of(_ACTIVE))
+        cross_overlays(mount_points, guard.quietly)
+    sys.addaudithook(_hook_of(guard))
 
 
-def _follow_what_is_written() -> None:
+def _follow_what_is_written(guard: _Guard) -> None:
     """Follow the last state of files that are written for good, and guard the ways that have no audit event."""
-    follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
+    follow_io(guard.rules.open_files, guard.quietly)
     wrap_makers(settle)
-    wrap_pipe_makers(lambda path, dir_fd: _ACTIVE[0].judge(_ACTIVE[0].rules.pipe_made, path, dir_fd), settle)
-    after_import(
-        "_sqlite3",
-        lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),
-    )
+    wrap_pipe_makers(guard.judged_by("pipe_made"), settle)
+    after_import("_sqlite3", lambda sqlite: wrap_sqlite(sqlite, guard.judged_by("database_attached")))
     after_import("readline", lambda readline: wrap_readline(readline, _judge_saving, settle))
-    wrap_shared_memory(
-        lambda path, flags: _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags),
-        lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.removed, path),
-        settle,
-    )
+    wrap_shared_memory(guard.judged_by("opened"), guard.judged_by("removed"), settle)
     _settle_at_end()
 
 
@@ -150,10 +139,6 @@ def wrap_torch_writers(torch: Any) -> None:
     """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
     wrap_torch(torch, _judge_saving, _judge_writing_on, settle)
     wrap_safetensors(_judge_saving, settle)
-
-
-def _judge_opening(path: object, flags: int, dir_fd: object) -> None:
-    _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
 
 
 def _judge_writing_on(path: object) -> None:
@@ -214,6 +199,8 @@ class _Guard:
                 refusal = refusal and rule(*arguments)
         except BytecodeHeldBack:
             raise
+        except Refused as refused:
+            refusal = refused.refusal
         except Exception as fault:
             if sys.is_finalizing():
                 return
@@ -221,6 +208,10 @@ class _Guard:
         if refusal is not None and not self._in_overlay:
             self.quietly(lambda: self._on_refused(*refusal))
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
+
+    def judged_by(self, rule: str) -> Callable[..., None]:
+        """Return what applies the rule of a name to its arguments."""
+        return functools.partial(self.judge, getattr(self.rules, rule))
 
     def keeps_times(self, path: object, dir_fd: object) -> bool:
         """Return whether a file's times must stay as they are; what cannot be judged may have them set."""
@@ -266,7 +257,7 @@ class _Guard:
             return
 
 
-def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
+def _hook_of(guard: _Guard) -> Callable[[str, tuple[Any, ...]], None]:
     """Build the audit hook.
 
     ``safetensors`` is wrapped when the file of one of its submodules is opened: after its package was imported, before
@@ -283,14 +274,14 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
             name, positions = rules[event]
             chosen = [arguments[index] if index < len(arguments) else None for index in positions]
             settle()
-            active[0].judge(getattr(active[0].rules, name), *chosen)
+            guard.judge(getattr(guard.rules, name), *chosen)
         elif event in _NOTED and arguments:
-            active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
+            guard.note(getattr(guard.rules, _NOTED[event]), arguments[0])
         elif event in children and len(arguments) > children[event]:
             settle(at_end=event == "os.exec")
-            active[0].report_child(event, arguments)
+            guard.report_child(event, arguments)
         elif event == "ctypes.dlsym" and len(arguments) > 1:
-            active[0].looked_up(arguments[1])
+            guard.looked_up(arguments[1])
 
     return hook
 
@@ -326,3 +317,96 @@ def _command_line(command: object) -> str:
 
 def _text(word: object) -> str:
     return os.fsdecode(word) if isinstance(word, (str, bytes, os.PathLike)) else str(word)
+
+
+# What the overlay that keeps the user's files cannot do.
+
+REASON = "overlay"
+_OF_OTHERS = os.strerror(errno.EOVERFLOW)
+"""The kernel's error where a file belongs to a user without a number in the user namespace of the box."""
+
+
+def caused_by_overlay(error: BaseException, mount_points: Optional[Mapping[str, bool]]) -> str:
+    """Return ``overlay`` when an exception, or what led to it, comes of the overlay; empty otherwise.
+
+    ``mount_points`` holds for those outside the box whether they are read-only; None where there is no overlay.
+    """
+    if mount_points is None:
+        return ""
+    seen: Optional[BaseException] = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno == errno.EROFS:
+            return "" if _is_read_only(seen.filename, mount_points) else REASON
+        # Writers of C++ give the text alone.
+        if isinstance(seen, (OSError, RuntimeError)) and _OF_OTHERS in str(seen):
+            return REASON
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def mount_of(path: str, mount_points: Mapping[str, bool]) -> str:
+    """Return the mount point outside the box that a real path lies below."""
+    within = (point for point in mount_points if (path + "/").startswith(point.rstrip("/") + "/"))
+    return max(within, key=len, default="/")
+
+
+def _is_read_only(name: object, mount_points: Mapping[str, bool]) -> bool:
+    if not isinstance(name, (str, bytes)):
+        return False
+    return mount_points.get(mount_of(os.path.realpath(os.fsdecode(name)), mount_points), False)
+
+
+def cross_overlays(mount_points: Mapping[str, bool], quietly: Callable[[Callable[[], Any]], Any]) -> None:
+    """Take the places of ``os.rename`` and ``os.replace``.
+
+    ``mount_points`` are those outside the box: between two of them a rename fails in reality, too. ``quietly`` runs a
+    call without what it does to files being judged or recorded.
+    """
+    for name in ("rename", "replace"):
+        take_place(name, _across_overlays(getattr(os, name), mount_points, quietly))
+
+
+def _across_overlays(
+    rename: Callable[..., None], mount_points: Mapping[str, bool], quietly: Callable[[Callable[[], Any]], Any]
+) -> Callable[..., None]:
+    @functools.wraps(rename)
+    def renamed(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
+        try:
+            rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        except OSError as error:
+            if error.errno != errno.EXDEV or src_dir_fd is not None or dst_dir_fd is not None:
+                raise
+            source, target = _real_name(src), _real_name(dst)
+            if mount_of(source, mount_points) != mount_of(target, mount_points):
+                raise
+            quietly(lambda: _move(source, target, rename))
+
+    return renamed
+
+
+def _real_name(path: Any) -> str:
+    """Return the path without symbolic links in its directories; the last name stays what it is."""
+    text = os.fsdecode(path).rstrip("/") or "/"
+    return os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
+
+
+def _move(source: str, target: str, rename: Callable[..., None]) -> None:
+    """Copy beside the target, put the copy in its place, and delete the source; raises what a rename would raise."""
+    is_directory = os.path.isdir(source) and not os.path.islink(source)
+    if is_directory and os.path.lexists(target) and not os.path.isdir(target):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), source, None, target)
+    if not is_directory and os.path.isdir(target) and not os.path.islink(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source, None, target)
+    if is_directory and os.path.isdir(target) and os.listdir(target):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
+    beside = tempfile.mkdtemp(dir=os.path.dirname(target))
+    copy = os.path.join(beside, "copy")
+    try:
+        if is_directory:
+            shutil.copytree(source, copy, symlinks=True)
+        else:
+            shutil.copy2(source, copy, follow_symlinks=False)
+        rename(copy, target)
+        shutil.rmtree(source) if is_directory else os.unlink(source)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

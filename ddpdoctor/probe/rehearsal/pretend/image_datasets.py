@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 from stat import S_ISDIR
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ...torch_compat import replaces
 from .absence import Labels, Note
@@ -37,9 +37,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "MNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
-    "FashionMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
-    "KMNIST": Kind(60_000, 10_000, (28, 28), 10, tensors=True),
+    **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST"), Kind(60_000, 10_000, (28, 28), 10, tensors=True)),
     "EMNIST": Kind(112_800, 18_800, (28, 28), 47, tensors=True),
     "CIFAR10": Kind(50_000, 10_000, (32, 32, 3), 10),
     "CIFAR100": Kind(50_000, 10_000, (32, 32, 3), 100),
@@ -70,13 +68,8 @@ def serve_torchvision(datasets: Any, note: Note, directory: str) -> None:
     for name, kind in KINDS.items():
         real = getattr(datasets, name, None)
         if isinstance(real, type):
-            _serve_kind(real, kind, vision, note)
+            serve_construction(real, vision, note, functools.partial(_fill, kind))
     _serve_folders(datasets, note)
-
-
-def _serve_kind(real: Any, kind: Kind, vision: Any, note: Note) -> None:
-    """Serve one class with files that hold all its samples in one array."""
-    serve_construction(real, vision, note, lambda dataset, named: _fill(dataset, kind, named))
 
 
 def serve_construction(
@@ -149,7 +142,7 @@ def has_files(root: str) -> bool:
     return False
 
 
-def _fill(dataset: Any, kind: Kind, named: dict[str, Any]) -> None:
+def _fill(kind: Kind, dataset: Any, named: dict[str, Any]) -> None:
     """Give a data set the attributes that its own ``__getitem__`` and the scripts read."""
     numpy: Any = sys.modules["numpy"]  # torchvision has imported it
     training = bool(named.get("train", str(named.get("split", "train")).startswith(("train", "unlabeled"))))
@@ -283,10 +276,10 @@ def _load(loader: Callable[[str], Any], path: str) -> Any:
     return loader(path) if os.path.exists(path) else picture(path)
 
 
-def picture(path: str, side: Optional[int] = None) -> Any:
+def picture(path: str) -> Any:
     """Return a picture in colours that is the same for the same path."""
     blocks = importlib.import_module("PIL.Image").frombytes("RGB", (16, 16), random.Random(path).randbytes(16 * 16 * 3))
-    return blocks.resize((side or SIDE, side or SIDE))
+    return blocks.resize((SIDE, SIDE))
 
 
 # Data sets of torchvision that hold a file for each picture: generated pictures with labels, masks or boxes.

@@ -101,19 +101,10 @@ _SMALL: dict[str, dict[str, Any]] = {
 """What makes the default of a class a small model of the usual shape."""
 
 
-def serve_models(module: Any, note: Note, directory: str) -> None:
-    """Serve ``from_pretrained`` of a model."""
-    _serve(module.ModelMixin, note, "weights", "random ones")
+def serve_diffusers(owner: str, part: str, instead: str, module: Any, note: Note, directory: str) -> None:
+    """Serve ``from_pretrained`` of the models or noise schedulers whose class is ``owner``."""
 
-
-def serve_schedulers(module: Any, note: Note, directory: str) -> None:
-    """Serve ``from_pretrained`` of a noise scheduler."""
-    _serve(module.SchedulerMixin, note, "settings", "their defaults")
-
-
-def _serve(owner: Any, note: Note, part: str, instead: str) -> None:
-
-    @replaces("from_pretrained", owner)
+    @replaces("from_pretrained", getattr(module, owner))
     def from_pretrained(load: Any, cls: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, cls, name, *arguments, **options)
         if loaded is not ABSENT:
@@ -206,19 +197,10 @@ def _small(kind: str) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in wanted.items() if isinstance(getattr(default, key, None), int)}
 
 
-def serve_tokenizers(base: Any, note: Note, directory: str) -> None:
-    """Serve ``from_pretrained`` of a tokenizer class."""
-    _serve_tokenizer(base.PreTrainedTokenizerBase, note)
+def serve_tokenizers(owner: str, module: Any, note: Note, directory: str) -> None:
+    """Serve ``from_pretrained`` of tokenizers, or of what chooses one, whose class is ``owner``."""
 
-
-def serve_auto_tokenizer(auto: Any, note: Note, directory: str) -> None:
-    """Serve ``AutoTokenizer.from_pretrained``."""
-    _serve_tokenizer(auto.AutoTokenizer, note)
-
-
-def _serve_tokenizer(owner: Any, note: Note) -> None:
-
-    @replaces("from_pretrained", owner)
+    @replaces("from_pretrained", getattr(module, owner))
     def from_pretrained(load: Any, cls: Any, name: Any, *arguments: Any, **options: Any) -> Any:
         loaded = on_this_machine(load, cls, name, *arguments, **options)
         if loaded is not ABSENT and _has_vocabulary(loaded):

@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
 from ...user_code import UserCode, leave_no_frame
@@ -157,13 +157,8 @@ def unseen_module(name: str) -> ModuleType:
 
 def _is_handled(user_code: UserCode) -> bool:
     """Return whether a file of the user's goes on where the import fails that is at work now."""
-    frame: Optional[FrameType] = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if user_code.holds(file) and any(frame.f_lineno in lines for lines in _handled_lines(file)):
-            return True
-        frame = frame.f_back
-    return False
+    frames = user_code.own(sys._getframe(2))
+    return any(one.f_lineno in lines for one in frames for lines in _handled_lines(one.f_code.co_filename))
 
 
 @functools.cache

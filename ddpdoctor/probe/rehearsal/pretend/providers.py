@@ -7,7 +7,6 @@ there is none it serves something of the same shape, type and number of classes,
 from __future__ import annotations
 
 import builtins
-import functools
 import glob
 import io
 import os
@@ -15,12 +14,13 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import, replaces
-from ...user_code import OURS, UserCode
+from ...user_code import OURS, UserCode, outwards
 from . import absence, image_datasets, language_models, other_packages, tables
 from .absence import OF_NUMBERS, Note
 from .other_packages import StandIn, serve_imports
@@ -120,13 +120,10 @@ class ListedData:
 
     def _user_file(self) -> str | None:
         """Return the file of the user's code that asks; None where a library asks for itself."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(OURS) and not self._user_code.is_standard_library(file):
-                return file if self._user_code.holds(file) else None
-            frame = frame.f_back
-        return None
+        files = (frame.f_code.co_filename for frame in outwards(sys._getframe(1)))
+        others = (one for one in files if not one.startswith(OURS) and not self._user_code.is_standard_library(one))
+        file = next(others, "")
+        return file if self._user_code.holds(file) else None
 
 
 def _kind(file: str) -> tuple[str, str]:
@@ -137,6 +134,7 @@ def _stems() -> Iterator[str]:
     return (f"{_STEM}{index:06d}" for index in range(NAMES))
 
 
+_RANDOM, _DEFAULTS = ("weights", "random ones"), ("settings", "their defaults")
 Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
 
@@ -144,10 +142,10 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("timm.models._builder", language_models.serve_timm),
     ("transformers.modeling_utils", language_models.serve_transformers),
     ("transformers.configuration_utils", language_models.serve_configurations),
-    ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
-    ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
-    ("diffusers.models.modeling_utils", language_models.serve_models),
-    ("diffusers.schedulers.scheduling_utils", language_models.serve_schedulers),
+    ("transformers.tokenization_utils_base", partial(language_models.serve_tokenizers, "PreTrainedTokenizerBase")),
+    ("transformers.models.auto.tokenization_auto", partial(language_models.serve_tokenizers, "AutoTokenizer")),
+    ("diffusers.models.modeling_utils", partial(language_models.serve_diffusers, "ModelMixin", *_RANDOM)),
+    ("diffusers.schedulers.scheduling_utils", partial(language_models.serve_diffusers, "SchedulerMixin", *_DEFAULTS)),
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
@@ -190,7 +188,7 @@ class Pretence:
             listed = ListedData(self._journal.user_code, self._note, str(missed))
             self._journal.guarded(listed.install, harms=())
         for name, provider in (*PROVIDERS, *(OF_LACKED if missed else ())):
-            after_import(name, functools.partial(self._guarded, provider))
+            after_import(name, partial(self._guarded, provider))
 
     def _stand_ins(self) -> dict[str, StandIn]:
         silent = StandIn(other_packages.SilentModule, "a silent tracker")

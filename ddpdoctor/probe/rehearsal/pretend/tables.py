@@ -151,18 +151,14 @@ _SENTENCE = {"sentence": "text", "label": 2, "idx": "number"}
 _ORDER = {"instruction": "text", "input": "text", "output": "text", "text": "text"}
 _TALK = {"messages": "talk", "conversations": "talk", "text": "text"}
 KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("mrpc", _PAIR),
-    ("rte", _PAIR),
-    ("wnli", _PAIR),
+    ("mrpc rte wnli", _PAIR),
     ("stsb", {**_PAIR, "label": "score"}),
-    ("sst2", _SENTENCE),
-    ("cola", _SENTENCE),
+    ("sst2 cola", _SENTENCE),
     ("qqp", {"question1": "text", "question2": "text", "label": 2, "idx": "number"}),
     ("qnli", {"question": "text", "sentence": "text", "label": 2, "idx": "number"}),
     ("mnli", {"premise": "text", "hypothesis": "text", "label": 3, "idx": "number"}),
     ("snli", {"premise": "text", "hypothesis": "text", "label": 3}),
-    ("imdb", {"text": "text", "label": 2}),
-    ("rotten_tomatoes", {"text": "text", "label": 2}),
+    ("imdb rotten_tomatoes", {"text": "text", "label": 2}),
     ("emotion", {"text": "text", "label": 6}),
     ("ag_news", {"text": "text", "label": 4}),
     ("yelp_review_full", {"text": "text", "label": 5}),
@@ -171,23 +167,17 @@ KNOWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dolly", {"instruction": "text", "context": "text", "response": "text", "category": "text"}),
     ("sql_create_context", {"question": "text", "context": "text", "answer": "text"}),
     ("gsm8k", {"question": "text", "answer": "text"}),
-    ("smoltalk", _TALK),
-    ("ultrachat", _TALK),
-    ("sharegpt", _TALK),
-    ("wikitext", {"text": "text"}),
-    ("openwebtext", {"text": "text"}),
-    ("bookcorpus", {"text": "text"}),
+    ("smoltalk ultrachat sharegpt", _TALK),
+    ("wikitext openwebtext bookcorpus", {"text": "text"}),
     ("wikipedia", {"id": "text", "url": "text", "title": "text", "text": "text"}),
-    ("fineweb", {"text": "text"}),
-    ("tinystories", {"text": "text"}),
-    ("c4", {"text": "text"}),
+    ("fineweb tinystories c4", {"text": "text"}),
     ("cifar10", {"img": "image", "label": 10}),
     ("mnist", {"image": "image", "label": 10}),
     ("beans", {"image": "image", "labels": 3}),
     ("food101", {"image": "image", "label": 101}),
     ("imagenet", {"image": "image", "label": 1000}),
 )
-"""Part of the name of a data set, or of its configuration, and its columns: a number is that of its classes."""
+"""Parts of the names of data sets, or of their configurations, and their columns: a number is that of its classes."""
 _LANGUAGES = re.compile(r"([a-z]{2})[-_]([a-z]{2})")
 """The configuration of a data set of sentences in two languages (``de-en`` of wmt14 and opus_books)."""
 _OF_FILES = {
@@ -227,7 +217,7 @@ def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
     if languages is not None:
         return {"id": "text", "translation": languages.groups()}
     words = f"{short_name(path)} {name}".lower().replace("-", "_")
-    return next((columns for known, columns in KNOWN if known in words), None)
+    return next((columns for known, columns in KNOWN if any(name in words for name in known.split())), None)
 
 
 def _answer(columns: Mapping[str, Any], features: Any, options: Mapping[str, Any]) -> Any:

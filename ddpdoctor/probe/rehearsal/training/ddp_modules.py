@@ -12,7 +12,7 @@ from typing import Any, Optional
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
 from ...journal import Journal
-from ...observed import batch_norms, follow_reads, tensor_digest, user_reader, wrap_facts
+from ...observed import batch_norms, follow_reads, leaves, tensor_digest, user_reader, wrap_facts
 from ...torch_compat import SHARDED_STATES, after_import, named_arguments, on_call
 from ...user_code import leave_no_frame
 from .. import surroundings
@@ -149,6 +149,35 @@ ZEROS_SOUGHT = 32
 """Training forwards of a wrap before backwards after which gradients of zero are looked for."""
 
 
+class Forwards:
+    """The counts of forwards, and the newest ones as events."""
+
+    def __init__(self, journal: Journal, newest_batch: Callable[[], tuple[int, int, int, bool]], pace: Pace) -> None:
+        self._journal = journal
+        self._newest_batch = newest_batch
+        self._pace = pace
+        self._steps: dict[int, int] = {}
+        self._noted = 0
+
+    def step(self, site: int) -> int:
+        """Count a training forward; return its number among those of its call chain."""
+        journal = self._journal
+        step = self._steps[site] = self._steps.get(site, 0) + 1
+        journal.step, journal.forward_site = step, site
+        journal.forwards += 1
+        self._pace.forward_begins()
+        return step
+
+    def note(self, **fields: Any) -> None:
+        """Write a forward with the batch that was drawn before it."""
+        self._noted += 1
+        if self._noted <= FORWARDS_NOTED:
+            loader, ordinal, batch, looped = self._newest_batch()
+            self._journal.event(
+                "forward", pass_loader=loader, pass_ordinal=ordinal, batch=batch, looped=looped, **fields
+            )
+
+
 class Modules:
     """Listeners at ``DistributedDataParallel``."""
 
@@ -164,8 +193,7 @@ class Modules:
         self._ending = ending
         self._torch = torch
         self._ddp_class = torch.nn.parallel.DistributedDataParallel
-        self._newest_batch = newest_batch
-        self._pace = pace
+        self._forwards = Forwards(journal, newest_batch, pace)
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a module is wrapped."""
         self._wraps: WeakKeyDictionary[Any, Reduction] = WeakKeyDictionary()
@@ -182,8 +210,6 @@ class Modules:
         """The same of sharded modules that a part of the job's ranks reduces; with -1 for a wrap what is ignored."""
         self.written: set[tuple[int, str]] = set()
         """Wrap and name of what a forward was seen to change in place, even where its version is not counted up."""
-        self._steps: dict[int, int] = {}
-        self._noted = 0
         self._changes = 0
 
     def install(self) -> None:
@@ -341,6 +367,7 @@ class Modules:
         finalize(ddp, self._wrapper_is_gone, ref(module), reduction).atexit = False
         self._hook(reduction, module)
         facts = wrap_facts(ddp, named_arguments(self._ddp_class.__init__, arguments, options), self._torch)
+        reduction.synchronised_norms = facts["synchronised_batch_norms"]
         site, by_user = self._journal.site(frame), self._journal.user_code.holds(frame.f_code.co_filename)
         self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
 
@@ -376,12 +403,9 @@ class Modules:
             self._close(reduction)
             reduction.forward_begins(synchronised, site)
         if gradients and ddp.training:
-            step = self._steps[site] = self._steps.get(site, 0) + 1
-            journal.step, journal.forward_site = step, site
-            journal.forwards += 1
-            self._pace.forward_begins()
+            step = self._forwards.step(site)
             if reduction.training_forwards < INPUTS_DIGESTED:
-                digest = self._digest_inputs(arguments[1:], options)
+                digest = ".".join(leaves((arguments[1:], options), torch))
             if reduction.training_forwards == 0:
                 training_norms = sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0])
             if reduction.training_forwards < FORWARDS_COMPARED:
@@ -389,30 +413,24 @@ class Modules:
             if synchronised and reduction.training_forwards < BUFFERS_DIGESTED:
                 self._note_buffers(ddp, reduction)
             reduction.training_forwards += 1
-        self._noted += 1
-        if self._noted <= FORWARDS_NOTED:
-            loader, ordinal, batch, looped = self._newest_batch()
-            journal.event(
-                "forward",
-                wrap=reduction.number,
-                site=site,
-                step=step,
-                gradients=gradients,
-                training=bool(ddp.training),
-                synchronised=synchronised,
-                input_digest=digest,
-                pass_loader=loader,
-                pass_ordinal=ordinal,
-                batch=batch,
-                looped=looped,
-                batch_norms=training_norms,
-            )
+        self._forwards.note(
+            wrap=reduction.number,
+            site=site,
+            step=step,
+            gradients=gradients,
+            training=bool(ddp.training),
+            synchronised=synchronised,
+            input_digest=digest,
+            batch_norms=training_norms,
+        )
 
     def _compare(self, ddp: Any, reduction: Reduction, site: int) -> None:
         """Note which parameters were added, frozen or unfrozen since DDP listed them, and a late SyncBatchNorm."""
         module = ddp.module
-        if reduction.training_forwards == 0 and (late := batch_norms(module, self._torch)[1]):
-            self._journal.event("late_batch_norms", wrap=reduction.number, site=site, synchronised=late)
+        if reduction.training_forwards == 0 and reduction.synchronised_norms is not None:
+            late = batch_norms(module, self._torch)[1] - reduction.synchronised_norms
+            if late > 0:
+                self._journal.event("wrap_change", wrap=reduction.number, site=site, late_batch_norms=late)
         if _layout(module) == self._layouts.get(reduction.number):
             return
         named = dict(module.named_parameters())
@@ -436,11 +454,6 @@ class Modules:
                 forward=reduction.training_forwards,
                 digests={name: tensor_digest(tensor) for name, tensor in buffers.items()},
             )
-
-    def _digest_inputs(self, arguments: Any, options: Any) -> str:
-        from ...observed import leaves
-
-        return ".".join(leaves((arguments, options), self._torch))
 
 
 def _layout(module: Any) -> tuple[tuple[int, bool], ...]:
@@ -471,8 +484,7 @@ class ShardedModules:
         self._journal = journal
         self._ending = ending
         self._torch = torch
-        self._newest_batch = newest_batch
-        self._pace = pace
+        self._forwards = Forwards(journal, newest_batch, pace)
         self.newest = (-1, False)
         """The call chain of the newest forward, and whether it has no gradients."""
         self.apart: dict[int, tuple[ReferenceType[Any], int, str]] = {}
@@ -481,8 +493,6 @@ class ShardedModules:
         """The call chain that made each module a unit."""
         self._of_a_part: set[int] = set()
         """Modules that only some ranks of the job share: others may be fed as they are, as by tensor parallelism."""
-        self._steps: dict[int, int] = {}
-        self._noted = 0
 
     def install(self) -> None:
         """Listen once torch's modules are imported, which few scripts do."""
@@ -538,7 +548,7 @@ class ShardedModules:
                     **shape_of(),
                     "replicas": _replicas_of(module),
                     "ignored": self._note_parts(module),
-                    "inputs": self._digest(inputs),
+                    "inputs": ".".join(leaves(inputs, self._torch)),
                 },
                 harms=("sharded_modules",),
             )
@@ -548,26 +558,16 @@ class ShardedModules:
                     self._of_a_part.add(self._known[module])
         step = 0
         if gradients and module.training:
-            step = self._steps[site] = self._steps.get(site, 0) + 1
-            journal.step, journal.forward_site = step, site
-            journal.forwards += 1
-            self._pace.forward_begins()
-        self._noted += 1
-        if self._noted <= FORWARDS_NOTED and self._known[module] not in self._of_a_part:
-            loader, ordinal, batch, looped = self._newest_batch()
-            journal.event(
-                "forward",
+            step = self._forwards.step(site)
+        if self._known[module] not in self._of_a_part:
+            self._forwards.note(
                 wrap=self._known[module],
                 site=site,
                 step=step,
                 gradients=gradients,
                 training=bool(module.training),
                 synchronised=gradients,
-                input_digest=self._digest(inputs) if 0 < step <= INPUTS_DIGESTED else "",
-                pass_loader=loader,
-                pass_ordinal=ordinal,
-                batch=batch,
-                looped=looped,
+                input_digest=".".join(leaves(inputs, self._torch)) if 0 < step <= INPUTS_DIGESTED else "",
             )
 
     def _note_parts(self, module: Any) -> list[str]:
@@ -586,11 +586,6 @@ class ShardedModules:
         left = {name: p for name, p in named.items() if id(p) not in managed and not hasattr(p, "_local_tensor")}
         self.apart.update((id(p), (ref(p), -1, name)) for name, p in left.items())
         return [name for name, p in left.items() if p.requires_grad]
-
-    def _digest(self, inputs: tuple[Any, ...]) -> str:
-        from ...observed import leaves
-
-        return ".".join(leaves(inputs, self._torch))
 
 
 def _shape_of(state: Any) -> dict[str, Any]:

@@ -63,14 +63,13 @@ def calls_written(journal: Journal, names: Set[str]) -> Iterator[tuple[str, int]
             yield NOT_SEARCHED
             return
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and _last_name(node.func) in names:
+            if isinstance(node, ast.Call) and last_name(node.func) in names:
                 yield os.path.abspath(file), node.lineno
 
 
-def _last_name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+def last_name(function: ast.expr) -> str:
+    """Return the last name of what is called; empty for anything but a name or an attribute."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 # Collectives in the graph of the loss: changed in place on the way to a backward, or an end of the graph.
@@ -152,7 +151,7 @@ class ReducedLosses:
         if all(map(isfinite, numbers)):
             version = -1 if tensor.is_inference() else int(tensor._version)  # Collectives leave it as it is.
             self._journal.event(
-                "summed_total", site=site, tensor=known[1], group=group, numbers=numbers, version=version
+                "summed_total", site=site, tensor=known[1], own_group=group, numbers=numbers, version=version
             )
 
     def note_orders(self, kind: str, tensors: tuple[Any, ...], site: int, ranks: tuple[int, ...]) -> None:
@@ -231,6 +230,8 @@ class Reduction:
         self.watched: set[int] = set()
         """Parameters with gradients that are listened to."""
         self.site = -1
+        self.synchronised_norms: Optional[int] = None
+        """SyncBatchNorm layers at the wrap; None where they were not counted."""
         self.training_forwards = 0
         self.last_missing: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
         self.local: set[int] = set()

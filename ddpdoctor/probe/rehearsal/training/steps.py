@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...journal import Journal
-from ...observed import OptimizerSizes, tensor_digest
+from ...observed import OptimizerSizes, parameters_of, tensor_digest
 from ...torch_compat import on_call
 from ..data.loaders import Loaders
 from ..schedule import Ending, Pace, Schedule
@@ -36,7 +36,7 @@ class _Origin(NamedTuple):
 
 
 class Origins:
-    """Listeners at torch's hooks of registered parameters and modules, there since torch 2.0."""
+    """Listeners at torch's hooks of registered parameters and modules."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -51,9 +51,8 @@ class Origins:
         """Listen from here on."""
         hooks, journal = sys.modules["torch.nn.modules.module"], self._journal
         for kind, note in (("parameter", self._note_parameter), ("module", self._note_module)):
-            register = getattr(hooks, f"register_module_{kind}_registration_hook", None)
-            if register is not None:
-                register(lambda *made, note=note: journal.guarded(note, *made, harms=("unheld_parameters",)))
+            register = getattr(hooks, f"register_module_{kind}_registration_hook")
+            register(lambda *made, note=note: journal.guarded(note, *made, harms=("unheld_parameters",)))
 
     def came_after(self, parameter: Any, moment: int) -> bool:
         """Return whether a parameter came into a module after a moment; False where it was not seen to come."""
@@ -117,10 +116,13 @@ class TrainingState:
             for class_ in vars(torch.optim.lr_scheduler).values()
             if isinstance(class_, type) and hasattr(class_, "load_state_dict")
         ]
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         on_call(self._journal, plateau, "step", before=self._note_plateau, harms=("training_states",))
-        self._kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
+        self._kinds = {
+            **dict.fromkeys(schedulers, "scheduler"),
+            torch.optim.Optimizer: "optimizer",
+            torch.amp.GradScaler: "scaler",
+        }
         for class_ in self._kinds:
             for name, tell in (("__init__", self._count), ("load_state_dict", self._note_load)):
                 if name in vars(class_):
@@ -356,7 +358,7 @@ class Steps:
             wraps=wraps,
             elements=elements,
             learning_rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group][:16],
-            **({"divided": True} if any(map(_is_part, _parameters_of(optimizer))) else {}),
+            **({"divided": True} if any(map(_is_part, parameters_of(optimizer))) else {}),
         )
         if self._journal.is_rank:
             self._replicas.after_step(optimizer, number, ordinal)
@@ -370,10 +372,6 @@ class Steps:
             number, self._made = self._made, self._made + 1
             self._optimizers[optimizer] = number
         return number, self._ordinals.get(number, 0)
-
-
-def _parameters_of(optimizer: Any) -> Iterator[Any]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _is_part(parameter: Any) -> bool:
@@ -450,24 +448,16 @@ class Replicas:
 
     def scope_of(self, optimizer: Any) -> tuple[list[int], int]:
         """Return the wraps of the parameters that an optimizer steps, -1 for no wrapped module, and their elements."""
-        wraps, elements = set(), 0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                owner = self._owner(parameter)
-                wraps.add(-1 if owner is None else owner[0])
-                elements += parameter.numel()
-        return sorted(wraps), elements
-
-    def _owner(self, parameter: Any) -> Optional[tuple[int, str]]:
-        return self._modules.name_of(parameter)
+        parameters = parameters_of(optimizer)
+        owners = [self._modules.name_of(parameter) or (-1, "") for parameter in parameters]
+        return sorted({wrap for wrap, _ in owners}), sum(parameter.numel() for parameter in parameters)
 
     def _parameters(self, optimizer: Any) -> Named:
         named: Named = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                shape = "x".join(map(str, parameter.shape)) or "scalar"
-                owner = self._modules.name_of(parameter, apart=True) or (-1, f"parameter {len(named)} ({shape})")
-                named.append((*owner, parameter))
+        for parameter in parameters_of(optimizer):
+            shape = "x".join(map(str, parameter.shape)) or "scalar"
+            owner = self._modules.name_of(parameter, apart=True) or (-1, f"parameter {len(named)} ({shape})")
+            named.append((*owner, parameter))
         named += self._changed(named)
         stride = -(-len(named) // MOST_TENSORS)
         return named[:: max(1, stride)]
@@ -583,7 +573,7 @@ class Unheld:
         """
         made, _ = self._made[optimizer]
         held = self._held()
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        own = set(map(id, parameters_of(optimizer)))
         by_wrap: dict[int, dict[str, Any]] = {}
         seen: set[int] = set()
         for wrap, name, parameter in self._modules.parameters():
@@ -602,22 +592,12 @@ class Unheld:
 
     def _held(self) -> set[int]:
         """Return the identities of the parameters that any optimizer of the process holds."""
-        return {
-            id(parameter)
-            for optimizer in list(self._made)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        return {id(parameter) for optimizer in list(self._made) for parameter in parameters_of(optimizer)}
 
     def _strangers(self, optimizer: Any) -> list[Any]:
         """Return what an optimizer holds that is in no wrapped module and has no gradient."""
         now = {id(parameter) for _, _, parameter in self._modules.parameters()}
-        return [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is None and id(parameter) not in now
-        ]
+        return [one for one in parameters_of(optimizer) if one.grad is None and id(one) not in now]
 
 
 def _has_gradient(parameter: Any) -> bool:
