@@ -1,7 +1,7 @@
 """Short logs as people post them, each with the right answer, and what an autopsy says of them.
 
-``posted/NAME.json`` is about ``posted/NAME.log``, or about the directory or packed file of that name. The blocks
-of ``posted/*.txt`` have a line of their own: ``=== name | codes | ranks | words | words that would be wrong``.
+Each block of ``posted/*.txt`` begins with a line of its own: ``=== name | codes | ranks | words | words that would be
+wrong``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.report.formats.json import as_object
 
 FOLDER = Path(__file__).parent / "posted"
+OF_FILES = (
+    "34-warnings-only |  |  |  | rendezvous failed; could not be reached; cannot reach",
+    "61-silent-rank | DDP305,DDP306,DDP308 | 3 | rank 3 | rank 0 did not arrive",
+    "70-flight-recorder | DDP305,DDP306,DDP308 | 2 | rank 2 | rank 0 did not; rank 1 did not",
+    "73-elastic-two-causes | DDP706 | 2 | rank 2; keyerror |",
+    "74-compressed | DDP706 | 6 | rank 6; valueerror; fit.py:118 |",
+)
+"""The same lines of what is no text: packed, of several files, or with bytes that are no letters."""
 
 
 class Excerpt(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +43,9 @@ class Excerpt(msgspec.Struct, frozen=True, kw_only=True):
 
 def excerpts() -> Iterator[Excerpt]:
     """Yield all excerpts."""
-    for path in sorted(FOLDER.glob("*.json")):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        (source,) = (one for one in FOLDER.iterdir() if one != path and one.name.partition(".")[0] == path.stem)
-        wanted = {name: tuple(fields[name] or ()) for name in ("code", "ranks", "must_say", "must_not_say")}
-        yield Excerpt(name=path.stem, source=source, **wanted)
+    for head in OF_FILES:
+        (source,) = FOLDER.glob(f"{head.partition('-')[0]}*")
+        yield _excerpt(head, source)
     for path in sorted(FOLDER.glob("*.txt")):
         yield from blocks_of(path.read_text(encoding="utf-8"))
 
@@ -48,15 +54,19 @@ def blocks_of(text: str) -> Iterator[Excerpt]:
     """Yield the excerpts of a text of several."""
     for block in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
         head, _, content = block.partition("\n")
-        name, codes, ranks, words, wrong = (part.strip() for part in head.split("|"))
-        yield Excerpt(
-            name=name,
-            source=content,
-            code=tuple(filter(None, codes.split(","))),
-            ranks=tuple(int(rank) for rank in ranks.split(",") if rank),
-            must_say=tuple(word.strip() for word in words.split(";") if word.strip()),
-            must_not_say=tuple(word.strip() for word in wrong.split(";") if word.strip()),
-        )
+        yield _excerpt(head, content)
+
+
+def _excerpt(head: str, source: Path | str) -> Excerpt:
+    name, codes, ranks, words, wrong = (part.strip() for part in head.split("|"))
+    return Excerpt(
+        name=name,
+        source=source,
+        code=tuple(filter(None, codes.split(","))),
+        ranks=tuple(int(rank) for rank in ranks.split(",") if rank),
+        must_say=tuple(word.strip() for word in words.split(";") if word.strip()),
+        must_not_say=tuple(word.strip() for word in wrong.split(";") if word.strip()),
+    )
 
 
 def found_in(excerpt: Excerpt, directory: Path) -> list[dict[str, Any]]:

@@ -117,5 +117,5 @@ def test_no_one_died_in_a_quiet_log(log: Quiet, tmp_path: Path) -> None:
 
 def test_there_are_enough_of_them() -> None:
     names = [log.name.partition(":")[0] for log in quiet_logs()]
-    assert names.count("recorded") + names.count("healthy") >= 60
+    assert names.count("recorded") + names.count("healthy") >= 55
     assert names.count("unrelated") >= 40

@@ -23,12 +23,12 @@ BOUND = 10.0
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "healthy.py"
 SCRIPTS = ROOT / "tests" / "idioms" / "scripts"
-PARTS = ("object_detection.py", "adversarial_pair.py", "knowledge_distillation.py")
+PARTS = ("object_detection.py", "time_limited.py", "knowledge_distillation.py")
 """Scripts that make the long one when they are put one after the other: all of them run."""
 MODULES = (
     "self_distillation/metrics.py",
-    "model_zoo_training/zoo/averaging.py",
-    "model_zoo_training/zoo/saver.py",
+    "callbacks_and_json/project/settings.py",
+    "callbacks_and_json/project/trainer.py",
     "nested_project/src/vision/log.py",
     "nested_project/src/vision/model.py",
 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -28,10 +27,9 @@ BOUND = 6.0
 BOUND_MB = 300
 TORCHFIX_BOUND = 10.0
 ROOT = Path(__file__).parents[2]
-CORRECT = ROOT / "tests" / "source" / "correct"
 FOLDERS = (
     ROOT / "examples",
-    CORRECT,
+    ROOT / "tests" / "source" / "correct",
     ROOT / "tests" / "idioms" / "scripts",
     ROOT / "tests" / "stand_in" / "scripts",
 )
@@ -57,7 +55,6 @@ print(time.process_time() - started_s, resource.getrusage(resource.RUSAGE_SELF).
 def make_tree(directory: Path, scripts: int = SCRIPTS) -> None:
     """Write a project of training scripts, no two of them alike."""
     sources = sorted(path for folder in FOLDERS for path in folder.glob("*.py"))
-    shutil.copytree(CORRECT / "detection", directory / "detection")
     for number in range(scripts):
         source = sources[number % len(sources)]
         text = source.read_text(encoding="utf-8").replace("0.01", f"0.01{number:03}")

@@ -75,7 +75,7 @@ _EPOCH = Said(code="DDP102", line=23)
 _NESTED = Said(code="DDP301", line=15, words=("dist.get_rank() == 0", "barrier"))
 _HOOK = Said(code="DDP213", line=19, words=("never lists them", "learning rate of 0"))
 
-# Of the reports that ``reports.json`` lists, with what has to be said of each.
+# Of the scripts that re-enact a report, with what has to be said of each.
 _OWN_ORDER = ("parts overlap", "same order on every rank")
 _FILES = Said(code="DDP107", line=17, words=_OWN_ORDER)
 _EPISODES = Said(code="DDP107", line=21, words=_OWN_ORDER)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.equivalence.cases import BACKWARD, Case, Edits
+from tests.equivalence.cases import Case, Edits
 
 _GATHERED = "    return torch.cat(Gather.apply(x))\n"
 _NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
@@ -51,13 +51,6 @@ FAULTS = (
         0.5,
         ("image", "text"),
     ),
-    Case(
-        "contrastive: the loss times the world size",
-        "contrastive",
-        ((BACKWARD, "(loss * world).backward()"),),
-        "scaled",
-        2.0,
-    ),
 )
 
 CORRECT = (
@@ -102,16 +95,6 @@ CORRECT = (
             (
                 "    for a, b in loader:\n",
                 "    kept = None\n    for a, b in loader:\n        kept = kept or [torch.zeros(len(a), 8) for _ in range(world)]\n",
-            ),
-        ),
-    ),
-    Case(
-        "contrastive: statistics gathered without gradient",
-        "contrastive",
-        (
-            (
-                "        optimizer.zero_grad()\n",
-                "        parts = [torch.zeros_like(image) for _ in range(world)]\n        dist.all_gather(parts, image.detach().contiguous())\n        optimizer.zero_grad()\n",
             ),
         ),
     ),

@@ -36,14 +36,6 @@ FAULTS = (
         quick=True,
     ),
     Case(
-        "ragged: the number of all tokens",
-        "ragged",
-        ((" * world / total", " / max(total.item(), 1)"),),
-        "scaled",
-        0.5,
-        line="total",
-    ),
-    Case(
         "ragged: the counts gathered",
         "ragged",
         ((_SUMMED_COUNT, _GATHERED_COUNTS), (" * world / total", " / sum(counts)")),

@@ -42,19 +42,6 @@ FAULTS = (
         quick=True,
     ),
     Case(
-        "own draws of torch: a term with what is drawn on rank 1 only",
-        "own_draws",
-        (
-            *_OF_TORCH,
-            (
-                _LOSS,
-                f"{_LOSS}        if rank == 1:\n            loss = loss + objective(model.module(x), torch.from_numpy(table.results[:ROWS]))\n",
-            ),
-        ),
-        "one-rank",
-        ranks=(1,),
-    ),
-    Case(
         "own draws of torch: another loss of the same batch on rank 1",
         "own_draws",
         (
@@ -73,25 +60,9 @@ FAULTS = (
 )
 CORRECT = (
     Case("rolled out by what torch draws", "rollout", may_be_unclear=True, says=_AT_ONCE, quick=True),
-    Case(
-        "rolled out by what torch draws, from a place of the rank's own",
-        "rollout",
-        (("torch.zeros(PLACES, 3)", "torch.full((PLACES, 3), float(rank))"),),
-        may_be_unclear=True,
-        says=_AT_ONCE,
-    ),
     Case("own draws of NumPy", "own_draws", may_be_unclear=True, says=_NOT_GIVEN, quick=True),
     Case("own draws of torch, and targets made from them", "own_draws", _OF_TORCH, quick=True),
     Case("the same draws of NumPy on all ranks", "own_draws", _SHARED),
-    Case(
-        "own draws of torch, and targets that NumPy draws",
-        "own_draws",
-        (
-            (_CHANCE, f"{_CHANCE}    of_torch = torch.Generator().manual_seed(rank)\n"),
-            (_DRAW, f"{_DRAW}        x = torch.randn(ROWS, WIDTH, generator=of_torch)\n"),
-        ),
-        may_be_unclear=True,
-    ),
     Case(
         "own draws of torch, and a target from a list by rank",
         "own_draws",
@@ -101,17 +72,6 @@ CORRECT = (
             (_LOSS, "        loss = objective(model(x), torch.tensor(goals[rank]).expand(ROWS, 1))\n"),
         ),
         may_be_unclear=True,
-    ),
-    Case(
-        "own draws of torch, and a number by rank that is taken off",
-        "own_draws",
-        (
-            *_OF_TORCH,
-            ("    table = Table(0)\n", "    goals = [0.5, 2.0, -1.0, 0.0]\n"),
-            (_LOSS, "        loss = (model(x) - goals[rank]).pow(2).mean()\n"),
-        ),
-        may_be_unclear=True,
-        says=_NOT_GIVEN,
     ),
     Case(
         "a mapped file, of which each rank reads places of its own",
@@ -129,18 +89,6 @@ CORRECT = (
         ),
         may_be_unclear=True,
         says=_NOT_GIVEN,
-    ),
-    Case(
-        "a loader of inputs, and targets that NumPy draws",
-        "own_draws",
-        (
-            *_LOADER,
-            (
-                _DRAW,
-                "        (x,) = next(loader)\n        y = torch.from_numpy(table.results[chance.integers(0, len(table.rows), ROWS)])\n",
-            ),
-        ),
-        may_be_unclear=True,
     ),
     Case(
         "a loader of inputs, and targets that the rank holds",

@@ -1,14 +1,12 @@
 """A job that meets harm in its middle: trains three models on two ranks and tells the digest of their weights.
 
-Usage: job.py HARM OUTPUT. What happens to the run directory, to torch or to the process is done by the job itself, at a
-step that is always the same.
+Usage: job.py HARM OUTPUT. What happens to torch or to the process is done by the job itself, at one and the same step.
 """
 
 import collections
 import gc
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 HARM, OUTPUT = sys.argv[1:3]
-RUN = os.environ.get("DDPDOCTOR_RUN", "")
 STEPS = 8
 PLANTED = (
     "Steps", "Stopwatch", "Reductions", "Evidence", "Passes", "Precision", "HostReads", "Settings", "Flights",
@@ -49,10 +46,6 @@ MODELS = (
     ),
     Attention,
 )
-
-
-def files(ending):
-    return [os.path.join(RUN, name) for name in os.listdir(RUN) if name.endswith(ending)]
 
 
 def plant():
@@ -144,10 +137,6 @@ def thousand_modules():
     assert sum(ours.values()) < MOST_BYTES, f"the probe takes more and more bytes: {ours}"
 
 
-def traced(frame, event, argument):
-    return traced
-
-
 def fork():
     """One child leaves at once, one computes before."""
     children = []
@@ -190,42 +179,11 @@ def start_anew():
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-def wait_for_the_killing():
-    """Tell that the job is in its middle, and go on when the monitor has been killed."""
-    open(f"{OUTPUT}.reached", "w").close()
-    while not os.path.exists(f"{OUTPUT}.killed"):
-        time.sleep(0.02)
-
-
-def harm(rank):
-    if HARM == "deleted" and rank == 0:
-        shutil.rmtree(RUN)
-    elif HARM == "read-only" and rank == 0:
-        os.chmod(RUN, 0o500)
-    elif HARM == "full":
-        with open(os.path.join(RUN, f"ballast-{rank}"), "wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
-            except OSError:
-                pass
-    elif HARM == "truncated":
-        for path in files(".ring"):
-            os.truncate(path, 0)
-    elif HARM == "garbage":
-        for path in files(".ring") + files(".jsonl"):
-            with open(path, "r+b") as file:
-                file.write(os.urandom(400_000))
-    elif HARM == "planted exceptions":
+def harm():
+    if HARM == "planted exceptions":
         plant()
     elif HARM == "patched functions":
         patch()
-    elif HARM == "settrace":
-        threading.settrace(traced)
-        threading.setprofile(traced)
-        sys.settrace(traced)
-        sys.setprofile(traced)
     elif HARM == "forks":
         fork()
     elif HARM == "threads":
@@ -234,8 +192,6 @@ def harm(rank):
         thousand_modules()
     elif HARM == "re-exec in training":
         start_anew()
-    elif HARM == "monitor killed" and rank == 0:
-        wait_for_the_killing()
 
 
 def take_in(digest, model):
@@ -251,8 +207,6 @@ def leave(rank, digest):
 
 
 def main():
-    if HARM == "re-exec" and not os.environ.get("AGAIN"):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "AGAIN": "1"})
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     digest = hashlib.sha256()
@@ -271,12 +225,9 @@ def main():
                 dist.all_reduce(loss.detach())
             if (number, step) == (1, 2):
                 state = torch.get_rng_state()
-                harm(rank)
+                harm()
                 torch.set_rng_state(state)
                 dist.barrier()
-                if HARM == "os._exit":
-                    take_in(digest, model)
-                    leave(rank, digest)
         take_in(digest, model)
         torch.save(model.state_dict(), f"{OUTPUT}.{rank}.pt")
     leave(rank, digest)

@@ -14,6 +14,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return weights("nothing", tmp_path_factory.mktemp("harm") / "unwatched", watched=False)
 
 
-@pytest.mark.parametrize("harm", ["nothing", "planted exceptions", "deleted"])
+@pytest.mark.parametrize("harm", ["nothing", "planted exceptions"])
 def test_a_watched_job_comes_to_the_same_weights(harm: str, expected: list[str], tmp_path: Path) -> None:
     assert weights(harm, tmp_path / "job") == expected

@@ -84,7 +84,6 @@ _HF = (
 
 IDIOMS: tuple[Idiom, ...] = (
     Idiom(name="accelerate_text"),
-    Idiom(name="adversarial_pair", advice=("DDP606",)),
     Idiom(name="callbacks_and_json", entry="main.py"),
     Idiom(
         name="config_by_exec",
@@ -93,15 +92,11 @@ IDIOMS: tuple[Idiom, ...] = (
         before=_tokens,
         advice=("DDP606",),
     ),
-    Idiom(name="detection_reference", arguments=("--output-dir", "detector")),
     Idiom(name="distributed_checkpoint", arguments=("--folder", "saved/dcp")),
     Idiom(name="early_stopping"),
     Idiom(name="hf_trainer", arguments=_HF, advice=("DDP202", "DDP203")),
-    Idiom(name="image_classification", arguments=("images", "--epochs", "4")),
     Idiom(name="knowledge_distillation", arguments=("--teacher", "teacher.pt"), before=_teacher),
     Idiom(name="lightning_module", arguments=("--devices", "2")),
-    Idiom(name="masked_pretraining", arguments=("--accum_iter", "2"), advice=("DDP302",)),
-    Idiom(name="model_zoo_training", entry="train.py", arguments=("-c", "recipe.json"), advice=("DDP205",)),
     Idiom(
         name="nested_project",
         entry=os.path.join("tools", "train.py"),
@@ -115,11 +110,8 @@ IDIOMS: tuple[Idiom, ...] = (
         before=_earlier_experiment,
         advice=("DDP205", "DDP606"),
     ),
-    Idiom(name="policy_gradient", arguments=("--seed", "3")),
     Idiom(name="self_distillation", entry="main.py", advice=("DDP104", "DDP302")),
     Idiom(name="sharded_optimizer"),
-    Idiom(name="snapshot_trainer", arguments=("5", "2")),
-    Idiom(name="spawn_demos"),
     Idiom(name="time_limited", before=_earlier_run),
     Idiom(name="token_stream", arguments=("--corpus", "corpus"), before=_corpus, advice=("DDP313",)),
     Idiom(name="uneven_join"),

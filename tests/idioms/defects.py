@@ -13,16 +13,6 @@ class Defect(Edit, frozen=True, kw_only=True):
 
 DEFECTS: tuple[Defect, ...] = (
     Defect(
-        name="validation of the wrapped model on rank 0 only",
-        idiom="model_zoo_training",
-        file="train.py",
-        old="            eval_metrics = validate(model, loader_eval, validate_loss_fn, args)\n            if model_ema",
-        new="            if args.rank == 0:\n"
-        "                eval_metrics = validate(model, loader_eval, validate_loss_fn, args)\n"
-        "            if model_ema",
-        code="DDP301",
-    ),
-    Defect(
         name="every rank stops early by its own loss",
         idiom="early_stopping",
         file="early_stopping.py",
@@ -30,15 +20,6 @@ DEFECTS: tuple[Defect, ...] = (
         new="        if x.mean().item() > (0.0 if rank else 9.0):",
         code="DDP301",
         others=("DDP302",),
-    ),
-    Defect(
-        name="no set_epoch",
-        idiom="image_classification",
-        file="image_classification.py",
-        old="        train_sampler.set_epoch(epoch)\n",
-        new="",
-        code="DDP102",
-        severity="warning",
     ),
     Defect(
         name="no sampler",
@@ -55,25 +36,6 @@ DEFECTS: tuple[Defect, ...] = (
         old="    if is_main_process():\n        torch.save(*args, **kwargs)",
         new="    torch.save(*args, **kwargs)",
         code="DDP601",
-    ),
-    Defect(
-        name="a head that the loss does not use",
-        idiom="masked_pretraining",
-        file="masked_pretraining.py",
-        old="        self.head = nn.Linear(dim, 12)\n",
-        new="        self.head = nn.Linear(dim, 12)\n        self.contrast = nn.Linear(dim, 12)\n",
-        code="DDP201",
-    ),
-    # At the start the classifier's loss is above ln 2 for the batches of one class and below it for the others.
-    Defect(
-        name="a reduction for each loss that the batch has",
-        idiom="detection_reference",
-        file="detection_reference.py",
-        old="        dist.all_reduce(values)\n",
-        new="        for name in names:\n"
-        "            if input_dict[name] > 0.69315:\n"
-        "                dist.all_reduce(input_dict[name])\n",
-        code="DDP302",
     ),
     Defect(
         name="the loss through model.module",

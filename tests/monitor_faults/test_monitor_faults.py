@@ -14,6 +14,7 @@ _SAMPLE = (
     "SIGSTOP and SIGCONT of a rank",
     "kill -9 of a rank",
     "no home",
+    "a run directory that is deleted",
     "a state directory of 1 MB, with the screen",
     "a job that may write no file and dies of one",
 )

@@ -23,17 +23,6 @@ RIGHT = (
         """,
     ),
     Job(
-        name="applied to all kinds",
-        body="""
-        @torch.no_grad()
-        def init(part):
-            for parameter in part.parameters(recurse=False):
-                nn.init.trunc_normal_(parameter) if parameter.dim() > 1 else parameter.fill_(1.0)
-
-        model = DistributedDataParallel(model.to_empty(device="cpu").apply(init))
-        """,
-    ),
-    Job(
         name="the table is computed again",
         model="Turned()",
         body="""
@@ -109,17 +98,6 @@ RIGHT = (
         """,
     ),
     Job(
-        name="a part that no forward uses",
-        body="""
-        model.to_empty(device="cpu")
-        reset(model)
-        model.spare = nn.Linear(8, 8, device="meta").to_empty(device="cpu")
-        model.spare.requires_grad_(False)
-        model.gain = nn.Parameter(torch.zeros(8), requires_grad=False)
-        model = DistributedDataParallel(model)
-        """,
-    ),
-    Job(
         name="skip_init and values of its own",
         body="""
         model = Net()
@@ -153,13 +131,6 @@ RIGHT = (
         """,
     ),
     Job(
-        name="compiled and reset",
-        body="""
-        reset(model.to_empty(device="cpu"))
-        model = DistributedDataParallel(torch.compile(model, backend="eager"))
-        """,
-    ),
-    Job(
         name="looked at and copied, and in no forward",
         body="""
         import copy
@@ -187,14 +158,6 @@ RIGHT = (
         """,
     ),
     Job(
-        name="a whole state in 16 bits",
-        body="""
-        model.to_empty(device="cpu").bfloat16()
-        model.load_state_dict(Net().bfloat16().state_dict())
-        model = DistributedDataParallel(model)
-        """,
-    ),
-    Job(
         name="a state that is read in parts",
         body="""
         import torch.distributed.checkpoint as dcp
@@ -205,13 +168,6 @@ RIGHT = (
         state = {"model": model.state_dict()}
         dcp.load(state, checkpoint_id="parts")
         model.load_state_dict(state["model"])
-        """,
-    ),
-    Job(
-        name="the older wrapper and its parameters, reset",
-        body="""
-        reset(model.to_empty(device="cpu"))
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
         """,
     ),
     Job(

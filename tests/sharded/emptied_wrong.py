@@ -64,15 +64,6 @@ WRONG = (
         found=("head.bias", "head.weight"),
     ),
     Job(
-        name="emptied after it was initialised",
-        body="""
-        model = shard(Net())
-        reset(model)
-        model.to_empty(device="cpu")
-        """,
-        found=("head.bias", "head.weight", *LAYERS, "words.weight"),
-    ),
-    Job(
         name="garbage made small",
         body="""
         model.to_empty(device="cpu")
@@ -195,14 +186,6 @@ WRONG = (
         found=("scale",),
     ),
     Job(
-        name="converted to 16 bits",
-        body="""
-        model.to_empty(device="cpu").reset_parameters()
-        model = DistributedDataParallel(model.bfloat16())
-        """,
-        found=LAYERS,
-    ),
-    Job(
         name="one rank has the values",
         body="""
         model.to_empty(device="cpu")
@@ -216,24 +199,6 @@ WRONG = (
         ranks=(1,),
     ),
     Job(
-        name="emptied module by module",
-        body="""
-        for part in model.modules():
-            part.to_empty(device="cpu", recurse=False)
-        reset(model.layers)
-        model = shard(model)
-        """,
-        found=("head.bias", "head.weight", "words.weight"),
-    ),
-    Job(
-        name="the older wrapper with the parameters of the model",
-        body="""
-        model.to_empty(device="cpu")
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
-        """,
-        found=("head.bias", "head.weight", *LAYERS, "words.weight"),
-    ),
-    Job(
         name="layers that are computed again in backward",
         body="""
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -242,16 +207,6 @@ WRONG = (
             model.layers[number] = checkpoint_wrapper(layer)
         model = shard(model)
         model.to_empty(device="cpu").reset_parameters()
-        """,
-        found=LAYERS,
-    ),
-    Job(
-        name="compiled as a whole",
-        body="""
-        model.to_empty(device="cpu").reset_parameters()
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))
-        model.compile(backend="eager", fullgraph=True)
         """,
         found=LAYERS,
     ),
@@ -274,17 +229,5 @@ WRONG = (
         model.unshard()
         """,
         found=("head.bias", "head.weight", "words.weight"),
-    ),
-    Job(
-        name="evaluated first",
-        body="""
-        reset(model.to_empty(device="cpu").layers)
-        model.head.reset_parameters()
-        model = DistributedDataParallel(model)
-        with torch.no_grad():
-            model.eval()(torch.zeros(2, 2, dtype=torch.long))
-        model.train()
-        """,
-        found=("words.weight",),
     ),
 )

@@ -10,7 +10,10 @@ from ddpdoctor.source.script.script import Script, read_script
 from tests.source.marked import findings_of
 
 CORRECT = Path(__file__).parent / "correct"
-SCRIPTS = sorted(path for path in CORRECT.rglob("*.py") if path.name not in {"__init__.py", "ranks_and_reductions.py"})
+TESTS = Path(__file__).parents[1]
+REHEARSED = sorted(path for table in ("idioms", "stand_in") for path in (TESTS / table / "scripts").glob("**/*.py"))
+"""What the tables rehearse by hand; here they are read in every run."""
+SCRIPTS = sorted(CORRECT.glob("*.py"))
 
 
 def without_advice(script: Script) -> list[Finding]:
@@ -25,6 +28,11 @@ def test_a_correct_script_has_no_finding(path: Path) -> None:
     projection = project(script)
     assert not projection.bound
     assert any(event.kind == "backward" and event.loops for event in projection.events)
+
+
+@pytest.mark.parametrize("path", REHEARSED, ids=lambda path: str(path.relative_to(TESTS)))
+def test_a_script_that_is_rehearsed_in_silence_has_no_finding_in_its_source(path: Path) -> None:
+    assert [(found.code, found.locations[0].line, found.title) for found in without_advice(read_script(path))] == []
 
 
 DEFECTS = {

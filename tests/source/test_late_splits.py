@@ -42,16 +42,6 @@ class Items(IterableDataset):
         self.transform = transforms.Compose([transforms.Resize(64), transforms.ToTensor()])
 """
 LATE = {
-    "a picture a path": """
-    def pictures(self):
-        for path in self.paths:
-            yield self.transform(Image.open(path))
-
-    def __iter__(self):
-        for number, picture in enumerate(self.pictures()):
-            if number % self.world_size == self.rank:  # DDP404
-                yield picture
-""",
     "skipped by continue": """
     def __iter__(self):
         for number, path in enumerate(self.paths):
@@ -69,21 +59,6 @@ LATE = {
 
     def __iter__(self):
         yield from itertools.islice(self.records(), self.rank, None, self.world_size)  # DDP404
-""",
-    "every n-th is returned": """
-    def __iter__(self):
-        samples = decoded(self.paths)
-        return itertools.islice(samples, self.rank, None, self.world_size)  # DDP404
-
-
-def decoded(paths):
-    for path in paths:
-        with open(path, "rb") as file:
-            yield decode(file.read())
-
-
-def decode(content):
-    return torch.nn.functional.interpolate(torch.frombuffer(content, dtype=torch.float32)[None], 64)
 """,
     "a chain of generators": """
     def read(self):
@@ -128,28 +103,11 @@ def resized(item):
 """,
 }
 EARLY = {
-    "a stride of the paths": """
-    def __iter__(self):
-        for path in self.paths[self.rank :: self.world_size]:
-            yield self.transform(Image.open(path))
-""",
     "an index is skipped": """
     def __iter__(self):
         for number, path in enumerate(self.paths):
             if number % self.world_size == self.rank:
                 yield self.transform(Image.open(path))
-""",
-    "a path is skipped": """
-    def chosen(self):
-        for path in self.paths:
-            if path.endswith(".png"):
-                yield path
-
-    def __iter__(self):
-        for number, path in enumerate(self.chosen()):
-            if number % self.world_size != self.rank:
-                continue
-            yield self.transform(Image.open(path))
 """,
     "a line is skipped": """
     def lines(self):

@@ -85,24 +85,6 @@ loader = tqdm(DataLoader(data, shuffle=True))  # DDP101
 
 DIVIDED = {
     "sampler": "loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))",
-    "sampler in a variable": """
-sampler = DistributedSampler(data, shuffle=False)
-loader = DataLoader(data, batch_size=4, sampler=sampler)
-""",
-    "sampler or none by a flag": """
-import argparse
-args = argparse.ArgumentParser().parse_args()
-sampler = DistributedSampler(data, shuffle=False) if args.distributed else None
-loader = DataLoader(data, shuffle=(sampler is None), sampler=sampler)
-""",
-    "the loader without sampler is for one process": """
-import argparse
-args = argparse.ArgumentParser().parse_args()
-if args.distributed:
-    loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-else:
-    loader = DataLoader(data, shuffle=True)
-""",
     "made in a helper with two returns": """
 def build(data, distributed):
     if distributed:
@@ -129,29 +111,9 @@ loader = DataLoader(data, sampler=RepeatAugSampler(data))
 from torch.utils.data import BatchSampler
 loader = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data, shuffle=False), 4, True))
 """,
-    "iterable data set": """
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield (torch.ones(4),)
-
-loader = DataLoader(Stream(), batch_size=4)
-""",
     "data split by rank": """
 part = torch.utils.data.Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
 loader = DataLoader(part, shuffle=True)
-""",
-    "data set that knows its rank": """
-class Shards(torch.utils.data.Dataset):
-    def __init__(self):
-        self.offset = dist.get_rank() * 100
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        return (torch.full((4,), self.offset + index),)
-
-loader = DataLoader(Shards(), shuffle=True)
 """,
     "data set split by a helper of another package": """
 from datasets.distributed import split_dataset_by_node
@@ -189,24 +151,6 @@ def test_loaders_that_are_divided(tmp_path: Path, text: str) -> None:
 
 
 SILENT_SCRIPTS = {
-    "evaluation loader": """
-        dist.init_process_group("gloo")
-        model = DDP(nn.Linear(4, 4))
-        data = TensorDataset(torch.ones(100, 4))
-        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-        test_loader = DataLoader(data, batch_size=4)
-        for (x,) in loader:
-            model(x).sum().backward()
-        with torch.no_grad():
-            for (x,) in test_loader:
-                model(x)
-        """,
-    "model that is not wrapped": """
-        model = nn.Linear(4, 4)
-        data = TensorDataset(torch.ones(100, 4))
-        for (x,) in DataLoader(data, shuffle=True):
-            model(x).sum().backward()
-        """,
     "horovod": """
         import horovod.torch as hvd
         hvd.init()
@@ -234,40 +178,6 @@ SILENT_SCRIPTS = {
 @pytest.mark.parametrize("text", SILENT_SCRIPTS.values(), ids=SILENT_SCRIPTS)
 def test_scripts_in_which_no_loader_needs_a_sampler(tmp_path: Path, text: str) -> None:
     check_marks(tmp_path, text, "DDP101", "DDP102")
-
-
-def test_loader_handed_to_a_trainer_in_a_spawned_function(tmp_path: Path) -> None:
-    check_marks(
-        tmp_path,
-        """
-        class Trainer:
-            def __init__(self, model, loader, gpu):
-                self.loader = loader
-                self.model = DDP(model.to(gpu), device_ids=[gpu])
-                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-            def _batch(self, x):
-                self.optimizer.zero_grad()
-                loss = nn.functional.mse_loss(self.model(x), x)
-                loss.backward()
-                self.optimizer.step()
-
-            def train(self, epochs):
-                for epoch in range(epochs):
-                    for x in self.loader:
-                        self._batch(x)
-
-        def main(rank, world_size):
-            dist.init_process_group("gloo", rank=rank, world_size=world_size)
-            data = TensorDataset(torch.ones(10, 4))
-            loader = DataLoader(data, shuffle=True)  # DDP101
-            Trainer(nn.Linear(4, 4), loader, rank).train(3)
-
-        if __name__ == "__main__":
-            mp.spawn(main, args=(2,), nprocs=2)
-        """,
-        "DDP101",
-    )
 
 
 def test_loader_of_a_function_that_returns_fewer_in_another_mode(tmp_path: Path) -> None:
@@ -316,48 +226,6 @@ loader = DataLoader(
 
 
 SET_EPOCH = {
-    "never called": """
-        sampler = DistributedSampler(data)
-        loader = DataLoader(data, sampler=sampler)  # DDP102
-        for epoch in range(3):
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
-    "called on another sampler": """
-        sampler = DistributedSampler(data)
-        val_sampler = DistributedSampler(data)
-        loader = DataLoader(data, sampler=sampler)  # DDP102
-        for epoch in range(3):
-            val_sampler.set_epoch(epoch)
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
-    "epochs in another function": """
-        def one_epoch(loader):
-            for i, (x,) in enumerate(loader):
-                model(x).sum().backward()
-
-        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=True))  # DDP102
-        epoch = 0
-        while epoch < 10:
-            one_epoch(loader)
-            epoch += 1
-        """,
-    "called": """
-        sampler = DistributedSampler(data)
-        loader = DataLoader(data, sampler=sampler)
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
-    "through the loader": """
-        loader = DataLoader(data, sampler=DistributedSampler(data))
-        for epoch in range(3):
-            loader.sampler.set_epoch(epoch)
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
     "through the batch sampler": """
         batches = torch.utils.data.BatchSampler(DistributedSampler(data), 4, True)
         loader = DataLoader(data, batch_sampler=batches)
@@ -397,23 +265,6 @@ SET_EPOCH = {
         for epoch in range(3):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
-    "not needed without shuffle": """
-        loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-        for epoch in range(3):
-            for (x,) in loader:
-                model(x).sum().backward()
-        """,
-    "not needed for one epoch": """
-        loader = DataLoader(data, sampler=DistributedSampler(data))
-        for (x,) in loader:
-            model(x).sum().backward()
-        """,
-    "not needed for range(1)": """
-        loader = DataLoader(data, sampler=DistributedSampler(data))
-        for epoch in range(1):
             for (x,) in loader:
                 model(x).sum().backward()
         """,

@@ -22,10 +22,7 @@ class Broken(Edit, frozen=True, kw_only=True):
 
 
 CUDA_SCRIPTS: tuple[CudaScript, ...] = (
-    CudaScript(name="atrous_segmentation", advice=("DDP203",)),
     CudaScript(name="bert_pretraining"),
-    CudaScript(name="box_detector", advice=("DDP203",)),
-    CudaScript(name="contrastive_images", advice=("DDP203",)),
     CudaScript(name="detection_engine"),
     CudaScript(name="diffusion"),
     CudaScript(name="image_translation"),
@@ -37,10 +34,8 @@ CUDA_SCRIPTS: tuple[CudaScript, ...] = (
     CudaScript(name="self_supervised_views"),
     CudaScript(name="sequence_translation"),
     CudaScript(name="slurm_regression"),
-    CudaScript(name="speech_contrastive"),
     CudaScript(name="stream_prefetcher"),
     CudaScript(name="timm_like"),
-    CudaScript(name="tiny_gpt"),
     CudaScript(name="trainer_object", advice=("DDP606",)),
     CudaScript(name="tutorial_spawn"),
 )

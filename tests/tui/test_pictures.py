@@ -12,20 +12,12 @@ import pytest
 from ddpdoctor.monitor.snapshot import Snapshot
 from tests.demo.job import demo_snapshot
 from tests.tui import runs
-from tests.tui.golden import GOLDEN, assert_picture
-from tests.tui.screens import UTF8, opened, text_of
+from tests.tui.golden import GOLDEN, assert_picture, assert_text
+from tests.tui.screens import UTF8, lines_of, opened, text_of
 
 LIGHT = UTF8 | {"COLORFGBG": "0;15"}
 PLAIN = {"TERM": "linux", "LANG": "C"}
 ROOT = Path(__file__).parents[2]
-SIZES = ((140, 40), (100, 30), (80, 24), (60, 20))
-THEMES = {
-    "dark": UTF8,
-    "light": LIGHT,
-    "no-color": UTF8 | {"NO_COLOR": "1"},
-    "ascii": {"TERM": "xterm-256color", "LANG": "C"},
-}
-
 PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str, str]]] = {
     "overview-healthy": (runs.snapshot, "1", (120, 36), UTF8),
     "overview-straggler": (runs.straggler, "1", (120, 36), UTF8),
@@ -54,11 +46,10 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str
     "stall-light": (runs.stalled, "", (120, 30), LIGHT),
     "stall-none": (runs.snapshot, "6", (80, 24), UTF8),
     "help": (runs.snapshot, "?", (120, 24), UTF8),
-    **{
-        f"overview-{size[0]}-{theme}": (runs.straggler, "1", size, environment)
-        for size in SIZES
-        for theme, environment in THEMES.items()
-    },
+    "overview-140-light": (runs.straggler, "1", (140, 40), LIGHT),
+    "overview-100-no-color": (runs.straggler, "1", (100, 30), UTF8 | {"NO_COLOR": "1"}),
+    "overview-80-dark": (runs.straggler, "1", (80, 24), UTF8),
+    "overview-60-ascii": (runs.straggler, "1", (60, 20), {"TERM": "xterm-256color", "LANG": "C"}),
     **{
         f"{page}-narrow": (build, keys, (60, 20), UTF8)
         for page, build, keys in (
@@ -71,15 +62,26 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str
 }
 
 
-async def draw(snapshot: Snapshot, keys: str, size: tuple[int, int], environment: dict[str, str]) -> str:
-    """The picture after some keys."""
+IN_COLOUR = {
+    "overview-light",
+    "overview-100-no-color",
+    "stall-light",
+    *re.findall(r"screens/([\w-]+)\.svg", (ROOT / "docs" / "screens.md").read_text(encoding="utf-8")),
+}
+"""What the site shows, and what is about colours, is kept as a picture; of the others the text."""
+
+
+async def draw(
+    snapshot: Snapshot, keys: str, size: tuple[int, int], environment: dict[str, str]
+) -> tuple[str, list[str]]:
+    """The picture and the lines after some keys."""
     source = runs.Still(snapshot)
     async with opened(source, size=size, environment=environment, explain=lambda code: EXPLANATION) as (app, pilot):
         for key in keys.split():
             await pilot.press({"?": "question_mark"}.get(key, key))
         await pilot.pause()
         assert "cannot be drawn" not in text_of(app)
-        return app.export_screenshot()
+        return app.export_screenshot(), lines_of(app)
 
 
 EXPLANATION = "Communication is not hidden.\n\nWhat it finds\n    More than 10 % of the step.\n"
@@ -88,20 +90,25 @@ EXPLANATION = "Communication is not hidden.\n\nWhat it finds\n    More than 10 %
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_page_looks_as_it_did(name: str) -> None:
     build, keys, size, environment = PICTURES[name]
-    assert_picture(name, asyncio.run(draw(build(), keys, size, environment)))
+    picture, lines = asyncio.run(draw(build(), keys, size, environment))
+    if name in IN_COLOUR:
+        assert_picture(name, picture)
+    else:
+        assert_text(name, lines)
 
 
 def test_the_picture_of_the_readme_is_what_the_demo_shows() -> None:
     snapshot = demo_snapshot(14_000_000_000, runs.NOW)
-    assert_picture("overview", asyncio.run(draw(snapshot, "1", (112, 37), UTF8)), ROOT / "docs")
+    assert_picture("overview", asyncio.run(draw(snapshot, "1", (112, 37), UTF8))[0], ROOT / "docs")
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.svg") if ".new" not in path.name} == {*PICTURES}
+    kept = {path.name for path in GOLDEN.iterdir() if ".new" not in path.name}
+    assert kept == {f"{name}.svg" if name in IN_COLOUR else f"{name}.txt" for name in PICTURES}
 
 
 def test_a_picture_names_no_machine_and_no_moment() -> None:
     for path in (*GOLDEN.glob("*.svg"), ROOT / "docs" / "overview.svg"):
         text = path.read_text()
         assert not re.search(r"terminal-\d", text)
-        assert "/tmp" not in text and "@font-face" in text
+        assert "/tmp" not in text and "https://cdn" not in text

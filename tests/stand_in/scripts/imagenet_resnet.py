@@ -89,6 +89,7 @@ def work(gpu, per_node, args):
         start = saved["epoch"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
     cudnn.benchmark = True
 
     train_set, held_out = Shapes(512), Shapes(96)
@@ -107,6 +108,7 @@ def work(gpu, per_node, args):
         if rank == 0:
             print(f"epoch {epoch}: {100 * top1:.1f}% on {torch.cuda.get_device_name(gpu)}")
             state = {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state["schedule"] = schedule.state_dict()
             torch.save(state, args.resume)
     dist.destroy_process_group()
 
