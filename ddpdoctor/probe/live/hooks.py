@@ -7,9 +7,10 @@ of the processor's caches, and then each further function, method and attribute 
 That is why these hooks and a rehearsal's (``probe/rehearsal/data/loaders.py``, ``probe/rehearsal/training/steps.py``)
 are two, and not two subscribers of one: calling a subscriber at each of the eight stamps of a step takes 12.3 µs in a
 real step, where noting them in place takes 6.2 µs. In a loop of their own it is 3.1 instead of 1.1 µs, and the hooks as
-a whole cost 22% more (CPU of the training thread, Python 3.11, torch 2.13; what all of them cost stands in
-``docs/measures.md``). A rehearsal's have another task besides: they end passes, count what is read ahead, and may end
-the process, where these only note. What is not called in every step goes in both through ``probe/user_code.py``.
+a whole cost 22% more (CPU of the training thread, Python 3.11, torch 2.13, ``python -m
+tests.benchmarks.dispatch_cost``; what all of them cost stands in ``docs/measures.md``). A rehearsal's have another task
+besides: they end passes, count what is read ahead, and may end the process, where these only note. What is not called
+in every step goes in both through ``probe/user_code.py``.
 """
 
 from __future__ import annotations
