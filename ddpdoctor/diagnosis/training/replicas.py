@@ -221,6 +221,9 @@ def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
     )
 
 
+_AVERAGING = frozenset({"", "sum", "avg", "premul_sum"})
+
+
 def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     """Return whether the user's collectives moved as much as half of so many elements in a training step of a rank."""
     track = record.track(rank)
@@ -232,9 +235,9 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     moved: dict[int, int] = {}
     for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
         entry = record.signatures[signature]
-        if (
-            entry.origin == "user" and entry.kind != "barrier" and "int" not in entry.dtype
-        ):  # What is pickled, and counts.
+        # What is pickled, counts, and the largest of each number, by which replicas are compared, averages nothing.
+        averages = entry.kind != "barrier" and "int" not in entry.dtype and entry.reduce_op in _AVERAGING
+        if entry.origin == "user" and averages:
             interval = sum(time_ns <= started_ns for time_ns in times)
             moved[interval] = moved.get(interval, 0) + sum(entry.numels)
     return any(2 * count >= elements for interval, count in moved.items() if interval)
