@@ -260,6 +260,8 @@ class NonFinite:
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)
         followed = Followed(-1 if number is None else number, ddp)
+        # Of models that come and go those that are gone are not kept.
+        self._followed = {key: one for key, one in self._followed.items() if one.ddp() is not None}
         self._followed[id(ddp)] = followed
         self.samples = [one.sample for one in self._followed.values() if one.sample is not None]
         trained = [one for one in ddp.module.parameters() if one.requires_grad and _is_plain(one)]

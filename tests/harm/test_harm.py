@@ -14,6 +14,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return weights("nothing", tmp_path_factory.mktemp("harm") / "unwatched", watched=False)
 
 
-@pytest.mark.parametrize("harm", ["nothing", "planted exceptions"])
+@pytest.mark.parametrize(
+    "harm", ["nothing", "planted exceptions", pytest.param("many modules", marks=pytest.mark.long)]
+)
 def test_a_watched_job_comes_to_the_same_weights(harm: str, expected: list[str], tmp_path: Path) -> None:
     assert weights(harm, tmp_path / "job") == expected
