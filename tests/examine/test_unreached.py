@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.examine.unreached_code import gaps
+from tests.check_command import check
 
 SCRIPT = """
     def train(args, model, loader, optimizer, scaler=None):
@@ -166,3 +168,46 @@ def test_what_a_count_of_steps_decides_waits_for_it_in_the_model_as_well() -> No
         ("self.body.requires_grad_(False)", "self.calls > 60"),
         ("drop(optimizer)", "step == 100"),
     ]
+
+
+WITHOUT_A_WRAP = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(8, 8)
+{shard}
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+
+def validate():
+    dist.all_reduce(torch.ones(2))
+
+
+for step in range(1000):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    {average}
+    optimizer.step()
+    if step == 600:
+        validate()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shard", "average"),
+    [("fully_shard(model)", "pass"), ("", "[dist.all_reduce(one.grad) for one in model.parameters()]")],
+    ids=["sharded", "averaged by hand"],
+)
+def test_what_waits_for_a_step_is_named_where_nothing_is_wrapped_and_no_loader_feeds_it(
+    shard: str, average: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_A_WRAP.format(shard=shard, average=average), encoding="utf-8")
+    report = check("--no-equivalence", "train.py", cwd=tmp_path)[1]
+    assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
+    (gap,) = report["rehearsal"]["unreached"]
+    assert (gap["waits_for"], gap["calls"]) == ("step == 600", ["validate"])

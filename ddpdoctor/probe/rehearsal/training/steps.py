@@ -315,6 +315,7 @@ class Steps:
         if self._journal.is_rank:
             number, ordinal = self._place(optimizer)
             if not self._ordinals:
+                self._modules.training_begins()  # Of a job that wraps nothing in DDP and has no loader.
                 self._journal.guarded(self._state.note_first_step, harms=("training_states",))
                 self._journal.guarded(note_written_averages, self._journal, harms=("written_averages",))
                 self._journal.guarded(self._threads.note_threads, harms=("cpu_threads",))
