@@ -32,12 +32,12 @@ ARGUMENTS_HINT = (
     " that launches it; `--static` reads the source only."
 )
 _MEMORY_HINT = (
-    "Ask the kernel whether memory ran out (`dmesg | grep -i oom`): then choose a smaller model or batch with the script's"
-    " own arguments."
+    "Ask the kernel whether memory ran out (`dmesg | grep -i oom`): then choose a smaller model or batch with the"
+    " script's own arguments."
 )
 _CRASH_HINT = (
-    "Start the script with its own launcher and PYTHONFAULTHANDLER=1: where it crashes there too, the line is shown; where"
-    " it does not, the rehearsal is at fault. `--static` reads the source only."
+    "Start the script with its own launcher and PYTHONFAULTHANDLER=1: where it crashes there too, the line is shown;"
+    " where it does not, the rehearsal is at fault. `--static` reads the source only."
 )
 _INPUT_HINT = "Ranks cannot read from a terminal: let the script take this from its arguments, after `--`."
 _PORT_HINT = (
