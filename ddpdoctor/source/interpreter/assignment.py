@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     MEMBERS,
     NONE,
     OPAQUE,
+    OPEN,
     OWN_ROWS,
     UNIFORM,
     Arguments,
@@ -39,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     constant,
     derived,
+    is_open,
     is_varying,
     join,
     never_none,
@@ -136,6 +138,9 @@ def item_at(value: Value, key: object) -> Value:
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     owner = machine.evaluate(target.value)
+    if isinstance(owner, DictValue) and is_open(owner):
+        assign_to(machine, target.value, DictValue(tuple({**dict(owner.entries), target.attr: value}.items())))
+        return
     scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
     if isinstance(owner, ProjectClass):
         scope = owner.scope
@@ -258,7 +263,8 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
             return classes
         if key is ...:
             return derived(arguments[1:])
-        return next((entry for known, entry in receiver.entries if known == key), (*arguments[1:], NONE)[0])
+        held = dict(receiver.entries)
+        return held.get(key, held.get(OPEN, (*arguments[1:], NONE)[0]))
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             mutated = _mutated(machine, receiver, name, _given(node, arguments))

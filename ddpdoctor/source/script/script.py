@@ -443,10 +443,20 @@ def _wanted(module: Module) -> Iterator[str]:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
+    for target in _targets(module):
+        yield from accumulate(target.split("."), "{}.{}".format)
     for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
         name = call.args[0] if call.args else None
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield from accumulate(name.value.split("."), "{}.{}".format)
+
+
+def _targets(module: Module) -> Iterable[str]:
+    if "hydra" not in module.text:
+        return ()
+    from ddpdoctor.source.script.settings_files import targets
+
+    return targets(module)
 
 
 def note_gap(script: Script, text: str) -> None:
@@ -529,7 +539,8 @@ def code_of(node: ast.AST) -> str:
 # An imported module is searched once, however many scripts import it.
 @once_each
 def _partly(module: Module, part: str) -> bool:
-    return part in module.text and part in _code_text(module)
+    written = part in module.text or any(part in target for target in _targets(module))
+    return written and part in _code_text(module)
 
 
 @once
@@ -545,6 +556,8 @@ def _words(module: Module) -> Iterator[str]:
         yield from (*entry.module.split("."), entry.name, entry.bound_as)
     if index.places(ast.ExceptHandler):
         yield "except"
+    for target in _targets(module):
+        yield from target.split(".")
     for constant in index.of(ast.Constant):
         text = constant.value
         if text.__class__ is str and len(text) <= LONGEST_WORD and not _is_prose(module, constant, text):
