@@ -77,7 +77,7 @@ data: {_target_: parts.engine.Numbers, length: 64}
 loop: {_target_: parts.engine.Loop, epochs: 3}
 """
 GROUPED = {
-    "conf/train.yaml": "defaults: [_self_, model: small, data: numbers, loop/kind@loop: plain]\nseed: 1\n",
+    "conf/train.yaml": "_all: {a: [1]}\ndefaults: [_self_, model: small, data: numbers, loop/kind@loop: plain]\n",
     "conf/model/small.yaml": "_target_: parts.engine.Net\nwidth: 4\n",
     "conf/data/numbers.yaml": "_target_: parts.engine.Numbers\nlength: 64\n",
     "conf/loop/kind/plain.yaml": "_target_: parts.engine.Loop\n",

@@ -52,7 +52,9 @@ def composed(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def _of_file(content: object) -> Value:
     if isinstance(content, dict):
-        kept = {key: Const(value) if key.startswith("_") else _of_file(value) for key, value in content.items()}
+        kept = {key: _of_file(value) for key, value in content.items()}
+        words = (key for key, value in content.items() if key.startswith("_") and isinstance(value, (str, bool)))
+        kept.update((key, Const(content[key])) for key in words)
         return DictValue((*kept.items(), (OPEN, OPAQUE)))
     return SequenceValue(tuple(map(_of_file, content))) if isinstance(content, list) else _setting(content)
 
