@@ -159,6 +159,35 @@ PARTIAL = """
 loop = hydra.utils.instantiate(cfg.loop)
     loop(model=hydra.utils.instantiate(cfg.model), data=hydra.utils.instantiate(cfg.data)).run()
 """
+HANDED_OUT = """
+held = []
+
+    @hydra.main(version_base=None, config_path="conf", config_name="train")
+    def keep(cfg):
+        held.append(OmegaConf.to_container(cfg, resolve=True))
+
+    keep()
+    cfg = held[0]
+    model, data = hydra.utils.instantiate(cfg["model"]), hydra.utils.instantiate(cfg["data"])
+    hydra.utils.instantiate(cfg["loop"], model=model, data=data, _convert_="all").run()
+"""
+BY_CLASS = """
+import pathlib
+
+import hydra
+import torch.distributed as dist
+
+
+@hydra.main(version_base=None, config_path=str(pathlib.Path(__file__).parent.joinpath("conf")))
+def main(cfg):
+    dist.init_process_group("gloo")
+    model, data = hydra.utils.instantiate(cfg.model), hydra.utils.instantiate(cfg.data)
+    hydra.utils.get_class(cfg.loop._target_)(model, data).run()
+    dist.destroy_process_group()
+
+
+main()
+"""
 SHAPES: dict[str, dict[str, str]] = {
     "one file": {"train.py": MAIN.format(body=LOOP), "conf/train.yaml": WHOLE},
     "a file a group, placed elsewhere": {"train.py": MAIN.format(body=LOOP), **GROUPED},
@@ -169,6 +198,21 @@ SHAPES: dict[str, dict[str, str]] = {
     },
     "composed by hand": {"train.py": COMPOSED, "conf/train.yaml": WHOLE},
     "classes of settings": {"train.py": CLASSES},
+    "handed out of a function, one part named by another": {
+        "train.py": MAIN.replace("import DictConfig", "import OmegaConf")
+        .replace(
+            'config_name="train")\ndef main(cfg: DictConfig)',
+            'config_name="train")\ndef unused(cfg):\n    pass\n\n\ndef main()',
+        )
+        .format(body=HANDED_OUT.strip()),
+        "conf/train.yaml": WHOLE.replace("loop: {", "loop: ${loops.usual}\nloops:\n  usual: {"),
+    },
+    "a class, of the file that the README names": {
+        "train.py": BY_CLASS,
+        "conf/large.yaml": WHOLE,
+        "conf/other.yaml": "loop: 1\n",
+        "README.md": "Start it:\n\n    torchrun --nproc-per-node 2 train.py --config-name=large\n",
+    },
     "a helper": {"train.py": MAIN.format(body=BY_HELPER.strip()), "conf/train.yaml": WHOLE},
     "a part of a call": {
         "train.py": MAIN.format(body=PARTIAL.strip()),

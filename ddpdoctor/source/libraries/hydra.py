@@ -145,12 +145,19 @@ def _inner(machine: Machine, node: ast.AST, value: Value, depth: int, place: int
         machine.phases.pop()
 
 
+def _named(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return the class or function that ``get_class`` and the like give for a name."""
+    name = constant(given.positional[0]) if given.positional else ...
+    return named_value(machine, name) if isinstance(name, str) else OPAQUE
+
+
 def _same(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return given.positional[0] if given.positional else OPAQUE
 
 
 CALLS: dict[str, Handler] = {
     **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), instantiate),
+    **dict.fromkeys((f"hydra.utils.get_{kind}" for kind in ("class", "method", "object", "static_method")), _named),
     "hydra.compose": composed,
     **dict.fromkeys(("omegaconf.OmegaConf.to_container", "omegaconf.OmegaConf.create"), _same),
 }

@@ -53,7 +53,7 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
         return
     for expression, function in _added(module):
         for given in _given(module, expression, function):
-            text = _path(module, given, _assigned(module), 0)
+            text = written_path(module, given)
             for base in bases if text else ():
                 place = Path(os.path.normpath(base / text))
                 if place != place.parent and place.is_dir():
@@ -98,6 +98,11 @@ def _assigned(module: Module) -> Mapping[str, ast.expr]:
             if isinstance(target, ast.Name):
                 values.setdefault(target.id, []).append(node.value)
     return {name: found[0] for name, found in values.items() if len(found) == 1}
+
+
+def written_path(module: Module, node: ast.AST) -> str:
+    """Return the path that an expression of a module gives; empty where the text does not show it."""
+    return _path(module, node, _assigned(module), 0)
 
 
 def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
@@ -589,13 +594,13 @@ _LAUNCH_FILES = regex(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$
 def exports(script: Script, variable: str) -> bool:
     """Return whether a file sets a variable of the environment: ``export MASTER_ADDR=localhost``."""
     setting = re.compile(rf"^\s*(export|ENV)\s+{variable}\b|^\s*(-\s+)?name:\s*['\"]?{variable}\b", re.MULTILINE)
-    return any(setting.search(text) for _, text in _texts(script.root))
+    return any(setting.search(text) for _, text in texts_beside(script.root))
 
 
 def asks_for_old_torch(script: Script) -> bool:
     """Return whether the project's requirements name a release of torch before 2.0."""
     asked = r"^\W*(py)?torch *(==?|<=?|~=) *1\."  # As pip's and conda's files write it.
-    texts = (text for path, text in _texts(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
+    texts = (text for path, text in texts_beside(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
     return any(re.search(asked, text, re.MULTILINE) for text in texts)
 
 
@@ -626,7 +631,7 @@ def _commands(script: Script, launcher: str) -> Iterator[str]:
     """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path
     command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/]{re.escape(entry.name)}(?![\w.])"
-    for path, text in _texts(script.root):
+    for path, text in texts_beside(script.root):
         for match in re.finditer(command, text):
             if _means(match[0].split()[-1], path, entry):
                 yield match[0]
@@ -648,11 +653,12 @@ def gives_each_rank_a_machine(script: Script) -> bool:
     """Return whether a manifest of a cluster starts the job as pods of one GPU each."""
     return any(
         _JOB.search(text) is not None and set(re.findall(r"nvidia\.com/gpu:\s*['\"]?(\d+)", text)) == {"1"}
-        for _, text in _texts(script.root)
+        for _, text in texts_beside(script.root)
     )
 
 
-def _texts(root: Path) -> Iterator[tuple[Path, str]]:
+def texts_beside(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a project that say how its jobs are started, with what they hold."""
     beside = _files(root.parent, 0) if root.parent != home_directory() else ()  # The README next to ``src``.
     for path in islice(chain(beside, _files(root, LEVELS_DOWN)), MOST_FILES):
         try:

@@ -7,14 +7,18 @@ Numbers and texts of it are left unknown, as those of a command line are: whoeve
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.source.script.module import Module, all_once, last_name, once
+from ddpdoctor.source.script.project import project_root
+from ddpdoctor.source.script.script import texts_beside, written_path
 
 Tree: TypeAlias = "dict[str, Any]"
 TARGET = "_target_"
@@ -24,6 +28,7 @@ _MAXIMUM_FILES = 100
 _MAXIMUM_PARTS = 5_000
 """Of all files together: aliases within aliases of ten lines of YAML make 10^9."""
 _MAXIMUM_DEPTH = 10
+_REFERENCE = regex(r"\$\{(\w+(?:\.\w+)*)\}")
 
 
 class _Composed(msgspec.Struct):
@@ -44,13 +49,33 @@ def hydra_settings(module: Module) -> Tree | None:
     """
     if "hydra" not in module.text:
         return None
-    named = [dict(_constants(call)) for name in ("main", "initialize", "compose") for call in _calls(module, name)]
-    given = {key: value for entry in named for key, value in entry.items()}
-    directory, name = given.get("config_path"), given.get("config_name")
+    calls = [call for name in ("main", "initialize", "compose") for call in _calls(module, name)]
+    given = {key: value for call in calls for key, value in _written(module, call)}
+    directory, name = given.get("config_path"), given.get("config_name") or (_of_command(module) if calls else None)
     if directory is None or name is None:
         return None
     root = (module.path.parent / directory).resolve()
-    return _file(_Composed(root, {}), root / name.removesuffix(".yaml"), (), 0) or None
+    composed = _Composed(root, {})
+    whole = _file(composed, root / name.removesuffix(".yaml"), (), 0)
+    return _resolved(composed, whole, whole, 0) if whole else None
+
+
+def _resolved(composed: _Composed, whole: Tree, held: Any, depth: int) -> Any:
+    """Return a part of the settings with what it takes from other parts: ``model: ${network.large}``."""
+    composed.parts += 1
+    if composed.parts > _MAXIMUM_PARTS or depth > _MAXIMUM_DEPTH * 2:
+        return None
+    if isinstance(held, dict):
+        return {key: _resolved(composed, whole, value, depth + 1) for key, value in held.items()}
+    if isinstance(held, list):
+        return [_resolved(composed, whole, value, depth + 1) for value in held]
+    named = _REFERENCE.fullmatch(held) if isinstance(held, str) else None
+    if named is None:
+        return held
+    found: Any = whole
+    for name in named[1].split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return held if found is None else _resolved(composed, whole, found, depth + 1)
 
 
 @all_once
@@ -73,12 +98,19 @@ def _calls(module: Module, name: str) -> Iterator[ast.Call]:
             yield call
 
 
-def _constants(call: ast.Call) -> Iterator[tuple[str, str]]:
+def _of_command(module: Module) -> str | None:
+    """Return the settings that a command of the project's files starts a script with: its README, or a shell script."""
+    command = rf"{re.escape(module.path.name)}\b[^\n|;&]*?--config[-_]name[=\s]+['\"]?([\w./-]+)"
+    found = (re.search(command, text) for _, text in texts_beside(project_root(module.path)))
+    return next((match[1] for match in found if match is not None), None)
+
+
+def _written(module: Module, call: ast.Call) -> Iterator[tuple[str, str]]:
     places = ("config_name",) if last_name(call.func) == "compose" else ("config_path", "config_name")
     named = ((word.arg or "", word.value) for word in call.keywords)
     for name, node in (*zip(places, call.args, strict=False), *named):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield name, node.value
+        if name in ("config_path", "config_name") and (text := written_path(module, node)):
+            yield name, text
 
 
 def _file(composed: _Composed, path: Path, package: tuple[str, ...], depth: int) -> Tree:
@@ -90,7 +122,8 @@ def _file(composed: _Composed, path: Path, package: tuple[str, ...], depth: int)
     for line in text.splitlines()[:20]:
         words = line.removeprefix("#").split()
         if line.startswith("#") and words[:1] == ["@package"] and len(words) == 2:
-            package = () if words[1] == "_global_" else tuple(words[1].split("."))
+            written = words[1].replace("_group_", ".".join(package)).replace("_name_", path.name)  # of Hydra 1.0
+            package = () if written == "_global_" else tuple(filter(None, written.split(".")))
     entries = own.pop("defaults", None)
     entries = list(entries) if isinstance(entries, list) else []
     if not any(entry == "_self_" for entry in entries):
