@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from functools import partial
 
+from ddpdoctor.source.interpreter.attributes import attribute_of
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import UNIFORM, Arguments, External, ProjectModule, Unknown, Value, constant
@@ -41,6 +42,18 @@ def import_by_name(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     if not isinstance(name, str) or machine.script.module(name) is None:
         return Unknown(opaque=True)
     return _module_value(machine, name)
+
+
+def named_value(machine: Machine, name: str) -> Value:
+    """Return what a full name stands for: in the longest part that is a project module, or else in a library."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        if machine.script.module(".".join(parts[:length])) is not None:
+            value = _member(machine, ".".join(parts[:length]), parts[length])
+            for part in parts[length + 1 :]:
+                value = attribute_of(machine, value, part)
+            return value
+    return External(canonical(name))
 
 
 def run_module(machine: Machine, module: Module) -> None:

@@ -53,7 +53,7 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
         return
     for expression, function in _added(module):
         for given in _given(module, expression, function):
-            text = _path(module, given, _assigned(module), 0)
+            text = written_path(module, given)
             for base in bases if text else ():
                 place = Path(os.path.normpath(base / text))
                 if place != place.parent and place.is_dir():
@@ -98,6 +98,11 @@ def _assigned(module: Module) -> Mapping[str, ast.expr]:
             if isinstance(target, ast.Name):
                 values.setdefault(target.id, []).append(node.value)
     return {name: found[0] for name, found in values.items() if len(found) == 1}
+
+
+def written_path(module: Module, node: ast.AST) -> str:
+    """Return the path that an expression of a module gives; empty where the text does not show it."""
+    return _path(module, node, _assigned(module), 0)
 
 
 def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
@@ -443,10 +448,20 @@ def _wanted(module: Module) -> Iterator[str]:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
+    for target in _targets(module):
+        yield from accumulate(target.split("."), "{}.{}".format)
     for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
         name = call.args[0] if call.args else None
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield from accumulate(name.value.split("."), "{}.{}".format)
+
+
+def _targets(module: Module) -> Iterable[str]:
+    if "hydra" not in module.text:
+        return ()
+    from ddpdoctor.source.script.settings_files import targets
+
+    return targets(module)
 
 
 def note_gap(script: Script, text: str) -> None:
@@ -529,7 +544,8 @@ def code_of(node: ast.AST) -> str:
 # An imported module is searched once, however many scripts import it.
 @once_each
 def _partly(module: Module, part: str) -> bool:
-    return part in module.text and part in _code_text(module)
+    written = part in module.text or any(part in target for target in _targets(module))
+    return written and part in _code_text(module)
 
 
 @once
@@ -545,6 +561,8 @@ def _words(module: Module) -> Iterator[str]:
         yield from (*entry.module.split("."), entry.name, entry.bound_as)
     if index.places(ast.ExceptHandler):
         yield "except"
+    for target in _targets(module):
+        yield from target.split(".")
     for constant in index.of(ast.Constant):
         text = constant.value
         if text.__class__ is str and len(text) <= LONGEST_WORD and not _is_prose(module, constant, text):
@@ -576,13 +594,13 @@ _LAUNCH_FILES = regex(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$
 def exports(script: Script, variable: str) -> bool:
     """Return whether a file sets a variable of the environment: ``export MASTER_ADDR=localhost``."""
     setting = re.compile(rf"^\s*(export|ENV)\s+{variable}\b|^\s*(-\s+)?name:\s*['\"]?{variable}\b", re.MULTILINE)
-    return any(setting.search(text) for _, text in _texts(script.root))
+    return any(setting.search(text) for _, text in texts_beside(script.root))
 
 
 def asks_for_old_torch(script: Script) -> bool:
     """Return whether the project's requirements name a release of torch before 2.0."""
     asked = r"^\W*(py)?torch *(==?|<=?|~=) *1\."  # As pip's and conda's files write it.
-    texts = (text for path, text in _texts(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
+    texts = (text for path, text in texts_beside(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
     return any(re.search(asked, text, re.MULTILINE) for text in texts)
 
 
@@ -613,7 +631,7 @@ def _commands(script: Script, launcher: str) -> Iterator[str]:
     """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path
     command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/]{re.escape(entry.name)}(?![\w.])"
-    for path, text in _texts(script.root):
+    for path, text in texts_beside(script.root):
         for match in re.finditer(command, text):
             if _means(match[0].split()[-1], path, entry):
                 yield match[0]
@@ -635,11 +653,12 @@ def gives_each_rank_a_machine(script: Script) -> bool:
     """Return whether a manifest of a cluster starts the job as pods of one GPU each."""
     return any(
         _JOB.search(text) is not None and set(re.findall(r"nvidia\.com/gpu:\s*['\"]?(\d+)", text)) == {"1"}
-        for _, text in _texts(script.root)
+        for _, text in texts_beside(script.root)
     )
 
 
-def _texts(root: Path) -> Iterator[tuple[Path, str]]:
+def texts_beside(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a project that say how its jobs are started, with what they hold."""
     beside = _files(root.parent, 0) if root.parent != home_directory() else ()  # The README next to ``src``.
     for path in islice(chain(beside, _files(root, LEVELS_DOWN)), MOST_FILES):
         try:
