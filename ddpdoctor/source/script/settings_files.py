@@ -18,7 +18,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.source.script.module import Module, all_once, last_name, once
 from ddpdoctor.source.script.project import project_root
-from ddpdoctor.source.script.script import texts_beside, written_path
+from ddpdoctor.source.script.written_paths import texts_beside, written_path
 
 Tree: TypeAlias = "dict[str, Any]"
 TARGET = "_target_"
