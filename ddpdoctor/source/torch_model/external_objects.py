@@ -79,6 +79,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
 )
 from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
 from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DATA_PARALLEL,
@@ -376,12 +377,31 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_of_torch, name)
     if MAKES_SCHEDULER.match(name):
         return partial(_object, "torch.optim.lr_scheduler.LambdaLR")
+    if name in _BY_FUNCTION:
+        return partial(_schedule, name)
     owner = name.removesuffix(f".{last}")
     if last in _MAKERS and PRETRAINED.match(owner):
         return partial(_object, owner)
     if last[:1].isupper() or name.startswith(MODEL_LIBRARY):
         return partial(_object, name)
     return partial(_unread, name)
+
+
+# Schedules of which a function of the script gives the rate.
+_BY_FUNCTION = frozenset({"torch.optim.lr_scheduler.LambdaLR", "torch.optim.lr_scheduler.MultiplicativeLR"})
+
+
+def _schedule(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return a schedule; a rate that is each rank's own is a setting of the optimizer's that it sets by itself."""
+    made = _object(name, machine, node, given)
+    moved = [one for one in options_of(given.value("optimizer", 0) or NONE) if isinstance(one, ExternalObject)]
+    functions = given.value("lr_lambda", 1) or NONE
+    for function in functions.values if isinstance(functions, SequenceValue) else options_of(functions):
+        rate = machine.apply(node, function, Arguments((UNIFORM,))) if isinstance(function, (Function, Partial)) else NONE
+        if is_varying(rate):
+            groups = Unknown(tags=frozenset(("param-groups", one.number) for one in moved))
+            machine.note("training", SET_PARAM_GROUP, node, Arguments((Const("lr"), rate)), receiver=groups)
+    return made
 
 
 def _generator(machine: Machine, node: ast.AST, given: Arguments) -> Value:
