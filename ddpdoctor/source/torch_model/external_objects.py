@@ -397,7 +397,8 @@ def _schedule(name: str, machine: Machine, node: ast.AST, given: Arguments) -> V
     moved = [one for one in options_of(given.value("optimizer", 0) or NONE) if isinstance(one, ExternalObject)]
     functions = given.value("lr_lambda", 1) or NONE
     for function in functions.values if isinstance(functions, SequenceValue) else options_of(functions):
-        rate = machine.apply(node, function, Arguments((UNIFORM,))) if isinstance(function, (Function, Partial)) else NONE
+        called = isinstance(function, (Function, Partial))
+        rate = machine.apply(node, function, Arguments((UNIFORM,))) if called else NONE
         if is_varying(rate):
             groups = Unknown(tags=frozenset(("param-groups", one.number) for one in moved))
             machine.note("training", SET_PARAM_GROUP, node, Arguments((Const("lr"), rate)), receiver=groups)
