@@ -218,6 +218,16 @@ def _chooses_mode(projection: Projection, condition: str) -> bool:
     return _CHOICES_OF_MODE.search(condition) is not None or any(word in flags for word in _WORD.findall(condition))
 
 
+def holds_with(event: Event, other: Event) -> bool:
+    """Return whether all conditions of an event, or others in the same words, are around another one, in those arms."""
+    tests = {test for _, test in other.undecided}
+    for module, test in event.undecided:
+        arm = _arm(event, (module, test))
+        if arm not in _arms(other, module.excerpt(test, 1_000)) if arm is not None else test not in tests:
+            return False
+    return True
+
+
 def _arms(event: Event, text: str) -> set[bool]:
     """Return the arms of tests with certain words, all or one part of ``a and b``, that an event is in."""
     arms: set[bool] = set()
