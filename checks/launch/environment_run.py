@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddpdoctor.check import NotStated, Verdict
+from ddpdoctor.checks.launch.unsafe_environment import OFF, READ_AT_IMPORT, SERIALISED, TIMED, UNNOTICED
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.files import regex
@@ -18,13 +19,10 @@ from ddpdoctor.record.streams.training import Loader
 
 Row = TypeVar("Row", Setting, Wait, DeviceChoice, DeviceUse, ForkedUse)
 _SEGFAULTING_TORCH = ("2.13.",)
-_OFF = frozenset({"0", "false", "off", "no", "n", ""})
-# Setting them once torch is imported changes nothing.
-_READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
 _LEFTOVERS = {
     "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
     "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
-    "CUDA_LAUNCH_BLOCKING": "it serialises kernels and hides races between streams",
+    "CUDA_LAUNCH_BLOCKING": SERIALISED,
 }
 
 
@@ -33,7 +31,7 @@ def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
     values = dict(record.job.environment)
     places: dict[str, Location | None] = {}
     for setting in record.settings:
-        if setting.imported and setting.name in _READ_AT_IMPORT:
+        if setting.imported and setting.name in READ_AT_IMPORT:
             continue
         if setting.removed:
             values.pop(setting.name, None)
@@ -94,12 +92,12 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
     if not nccl:
         return
     if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):
-        yield "TORCH_NCCL_ENABLE_TIMING", "it can keep communication from overlapping with backward"
+        yield "TORCH_NCCL_ENABLE_TIMING", TIMED
     for prefix in ("TORCH_NCCL", "NCCL"):
         handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
-        if handling in values and values[handling].lower() in _OFF:
-            yield handling, "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
-        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
+        if handling in values and values[handling].lower() in OFF:
+            yield handling, UNNOTICED
+        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in OFF:
             yield blocking, "it excludes error handling: it blocks the CPU in each collective"
     for name, effect in _LEFTOVERS.items():
         if _is_on(values, name):
@@ -107,7 +105,7 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
 
 
 def _is_on(values: Mapping[str, str], name: str) -> bool:
-    return values.get(name, "").lower() not in _OFF
+    return values.get(name, "").lower() not in OFF
 
 
 def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:
