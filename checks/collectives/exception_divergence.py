@@ -102,11 +102,8 @@ def in_source(script: Script) -> Iterator[Finding]:
                     raised = _own_raise(projection, module, node, handler)
                     if raised is None and not _catches_local_failures(module, node, handler):
                         continue
-                    if ends is not None:
-                        silent = all(_only_says(line) for line in handler.body)
-                    else:
-                        silent = _swallows(module, handler, events) and not _makes_up_for(handler, missed)
-                    if silent:
+                    goes_on = _swallows(module, handler, events) and not _makes_up_for(handler, missed)
+                    if all(map(_only_says, handler.body)) if ends else goes_on:
                         yield _finding(module, handler, missed, raised, ends=ends is not None)
 
 
@@ -182,15 +179,15 @@ def _ends_job(projection: Projection, module: Module, node: ast.Try, events: Seq
     """
     first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
     inside = list(events_through(events, module, first, last))
-    rest = [inner for inner in nodes_of(function_around(module, node)) if getattr(inner, "lineno", 0) > last]
-    handled = {inner for handler in node.handlers for inner in descend(handler)}
-    fails = any(isinstance(one, ast.stmt) and one not in handled and _ends([one]) for one in rest)
-    backends = [constant(one.argument("backend", 0) or NONE) for one in initialisations(projection)]
-    if not inside or events[-1] is not inside[-1] or fails or (backends and set(backends) == {"gloo"}):
+    if not inside or events[-1] is not inside[-1] or _loop_around(module, node) is not None:
         return None
-    if any(events_through(starts(projection), module, first, last)):
-        return None  # The launcher's own failure: its ranks have ended.
-    return next((event for event in inside if event.loops), None) if _loop_around(module, node) is None else None
+    handled = {inner for handler in node.handlers for inner in descend(handler)}
+    rest = (one for one in nodes_of(function_around(module, node)) if isinstance(one, ast.stmt) and one.lineno > last)
+    backends = {constant(one.argument("backend", 0) or NONE) for one in initialisations(projection)}
+    if backends == {"gloo"} or any(one not in handled and _ends([one]) for one in rest):
+        return None
+    launches = any(events_through(starts(projection), module, first, last))  # Its ranks have ended when that fails.
+    return None if launches else next((event for event in inside if event.loops), None)
 
 
 def _only_says(line: ast.stmt) -> bool:

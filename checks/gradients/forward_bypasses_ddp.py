@@ -4,8 +4,8 @@ What it finds
     A backward whose loss comes from `model.module(...)`, from a method of the wrapped model, or from the model as it
     was before the wrap, and from no forward through the DDP object. A DDP object of a part of the model that no line
     reads again, or reads but for its parameters, its mode or its state: the forward goes through the model that holds
-    the part. In a run: gradients that differ between ranks
-    when the optimizer uses them, after a backward that no forward through the DDP object led to.
+    the part. In a run: gradients that differ between ranks when the optimizer uses them, after a backward that no
+    forward through the DDP object led to.
 
 Why it is bad
     DDP prepares its reduction in its own forward. Without one the gradients of this backward stay on their rank: the

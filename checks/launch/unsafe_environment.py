@@ -28,7 +28,7 @@ References
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.finding import Finding, Severity
@@ -49,62 +49,63 @@ CHECK = Check(
 
 in_run = CHECK.judged_by("checks.launch.environment_run", "unsafe_variables")
 
-OFF = frozenset({"0", "false", "off", "no", "n", ""})
-"""Values of a variable that switch off what it names."""
 READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
 """Setting them once torch is imported changes nothing."""
-UNNOTICED = "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
-"""What error handling that is switched off does."""
-TIMED = "it can keep communication from overlapping with backward"
-"""What the timing of collectives does."""
-SERIALISED = "it serialises kernels and hides races between streams"
-"""What blocking launches do."""
-# What variables do to a job that may use NCCL.
-_EFFECTS = {
-    "TORCH_NCCL_ENABLE_TIMING": TIMED,
-    "CUDA_LAUNCH_BLOCKING": f"{SERIALISED}, which is for debugging",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": UNNOTICED,
-    "NCCL_ASYNC_ERROR_HANDLING": UNNOTICED,
-    "TORCH_DISTRIBUTED_DEBUG": "with it, the ranks compare each collective before it runs, which is for debugging",
+_OFF = frozenset({"0", "false", "off", "no", "n", ""})
+_LEFTOVERS = {
+    "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
+    "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
+    "CUDA_LAUNCH_BLOCKING": "it serialises kernels and hides races between streams",
 }
+
+
+def effects_on_nccl(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that harm a job of NCCL's, and how."""
+    if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):
+        yield "TORCH_NCCL_ENABLE_TIMING", "it can keep communication from overlapping with backward"
+    for prefix in ("TORCH_NCCL", "NCCL"):
+        handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
+        if handling in values and values[handling].lower() in _OFF:
+            yield handling, "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
+        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
+            yield blocking, "it excludes error handling: it blocks the CPU in each collective"
+    for name, effect in _LEFTOVERS.items():
+        if _is_on(values, name):
+            yield name, f"{effect}, which is for debugging"
+
+
+def _is_on(values: Mapping[str, str], name: str) -> bool:
+    return values.get(name, "").lower() not in _OFF
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report variables that the script sets whatever it is asked for, in a job that may use NCCL."""
     projection = whole_projection(script)
-    joined = list(initialisations(projection))
-    backends = {constant(event.argument("backend", 0) or NONE) for event in joined}
+    backends = {constant(one.argument("backend", 0) or NONE) for one in initialisations(projection)}
     if not is_distributed(projection) or backends == {"gloo"}:
         return
     for event in projection.events:
-        if event.name not in (SET_VARIABLE, SET_DEFAULT) or event.conditions or event.guards or event.root:
-            continue
-        if len(event.positional) < 2:
-            continue
-        name, value = str(constant(event.positional[0])), constant(event.positional[1])
-        if name in _EFFECTS and isinstance(value, str) and _harms(name, value) and _counts(projection, event, name):
-            yield CHECK.finding(
-                f"{name}={value}: {_EFFECTS[name]}",
-                remedy="Remove the line that sets it.",
-                locations=event.location,
-            )
+        if event.name in (SET_VARIABLE, SET_DEFAULT) and not (event.conditions or event.guards or event.root):
+            name, value = [*(str(constant(one)) for one in event.positional), ""][:2]
+            effects = dict(effects_on_nccl({name: value}))
+            if value.upper() == "DETAIL":
+                effects["TORCH_DISTRIBUTED_DEBUG"] = "with it, the ranks compare each collective before it runs"
+            # A script that disables one way between the GPUs knows its machine.
+            if name in effects and not name.endswith("_DISABLE") and _is_read(projection, event, name):
+                yield CHECK.finding(
+                    f"{name}={value}: {effects[name]}",
+                    remedy="Remove the line that sets it.",
+                    locations=event.location,
+                )
 
 
-def _harms(name: str, value: str) -> bool:
-    if name in READ_AT_IMPORT:
-        return value.upper() == "DETAIL"
-    return (value.lower() in OFF) == name.endswith("ASYNC_ERROR_HANDLING")
-
-
-def _counts(projection: Projection, event: Event, name: str) -> bool:
+def _is_read(projection: Projection, event: Event, name: str) -> bool:
     """Return whether a variable is set before it is read: ranks that are spawned import torch anew."""
-    script = projection.machine.script
+    entry = projection.machine.script.entry
+    if name not in READ_AT_IMPORT:
+        readers = starts(projection) if event.in_parent else initialisations(projection)
+        return all(event.ordinal < one.ordinal for one in readers)
     if event.in_parent:
-        words = script.entry.words
-        read_again = name not in READ_AT_IMPORT or ("spawn" in words and "fork" not in words)
-        return read_again and any(event.ordinal < start.ordinal for start in starts(projection))
-    if name in READ_AT_IMPORT:
-        line = event.location.line
-        before = [one.module.partition(".")[0] for one in event.module.imports if one.line < line]
-        return event.module is script.entry and not event.scopes[1:] and sys.stdlib_module_names >= set(before)
-    return all(event.ordinal < one.ordinal for one in initialisations(projection))
+        return "spawn" in entry.words and "fork" not in entry.words
+    before = {one.module.partition(".")[0] for one in entry.imports if one.line < event.location.line}
+    return event.module is entry and not event.scopes[1:] and before <= sys.stdlib_module_names
