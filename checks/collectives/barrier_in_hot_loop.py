@@ -3,13 +3,13 @@
 What it finds
     A barrier that every training step runs, of one micro-step or of several; in a live run it is advice as long as it
     takes less than 1% of the step, not counting the wait for the last rank. As advice: a loss or metric that every step
-    all-reduces only to log it. Only the source shows what a sum is for; a rehearsal counts how often it runs, and
-    refutes the finding where that is rare.
+    all-reduces only to log it, and objects of Python that every step exchanges. Only the source shows what a sum is
+    for; a rehearsal counts how often it runs, and refutes the finding where that is rare.
 
 Why it is bad
     Backward already synchronises the ranks. An additional barrier keeps the fastest rank from running ahead and makes
     the CPU wait for the GPU, so that kernels are no longer queued in advance; a reduction for the log costs a round of
-    latency per step.
+    latency per step. Objects are pickled, and read back from the GPU, in two collectives: the CPU waits for both.
 
 Example
     for batch in loader:
@@ -22,7 +22,7 @@ Remedy
     reduce it once an epoch.
 
 When it is wrong
-    Where the loop measures the time of single steps.
+    Where the loop measures the time of single steps, or each step needs the objects of the other ranks.
 
 References
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
@@ -52,7 +52,7 @@ CHECK = Check(
     needs_live=frozenset({"step_tracks", "call_tracks"}),
     advice_in_run=True,
     subjects=("collectives", "training"),
-    triggers=("barrier", "wait_for_everyone", "reduce", "gather"),
+    triggers=("barrier", "wait_for_everyone", "reduce", "gather", "object_list"),
 )
 _REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
 
@@ -65,11 +65,18 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
     for event, backward, meeting in every_step(whole_projection(script)):
         is_barrier = event.name in BARRIERS
+        if is_barrier:
+            title = f"every training step waits in {event.name}, though {meeting} synchronises the ranks already"
+            remedy = _remedy(meeting)
+        elif event.name in _OF_OBJECTS:
+            title = f"every training step runs {event.name}, which pickles objects and makes the CPU wait"
+            remedy = "Exchange them only in every hundredth step, or once per epoch."
+        else:
+            title = f"every training step runs {event.name} for a number that is only displayed"
+            remedy = "Reduce it only in steps that log it, or once per epoch."
         yield CHECK.finding(
-            f"every training step waits in {event.name}, though {meeting} synchronises the ranks already"
-            if is_barrier
-            else f"every training step runs {event.name} for a number that is only displayed",
-            remedy=_remedy(meeting) if is_barrier else "Reduce it only in steps that log it, or once per epoch.",
+            title,
+            remedy=remedy,
             locations=event.location,
             because=("this backward runs in the same iteration", backward.location),
             severity=None if is_barrier else Severity.ADVICE,
@@ -87,10 +94,11 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
 
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "gather"})
+_OF_OBJECTS = frozenset({"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"})
 
 
 def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
-    """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward.
+    """Barriers, exchanges of objects, and reductions of what decides nothing, which run as often as a backward.
 
     Each with that backward, and with what brings the ranks together beside it: ``backward``, or another collective.
     """
@@ -98,15 +106,15 @@ def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
     seen: set[ast.AST] = set()
     script = projection.machine.script
     for event in projection.of_kind("collective"):
-        is_barrier = event.name in BARRIERS
-        if event.node in seen or not event.loops or not (is_barrier or event.name in _REDUCTIONS):
+        is_barrier, objects = event.name in BARRIERS, event.name in _OF_OBJECTS
+        if event.node in seen or not event.loops or not (is_barrier or objects or event.name in _REDUCTIONS):
             continue
-        if not _of_all(projection, event) or not (is_barrier or _is_of_the_batch(event)):
+        if not _of_all(projection, event) or not (is_barrier or objects or _is_of_the_batch(projection, event)):
             continue
         for backward in backwards:
             meeting = _meeting_beside(projection, event, backward)
             if meeting is not None and _as_often(projection, event, backward, is_barrier):
-                if not is_barrier and not is_only_shown(script, event):
+                if not (is_barrier or objects or is_only_shown(script, event)):
                     break
                 seen.add(event.node)
                 yield event, backward, meeting
@@ -167,6 +175,10 @@ def _loops_of_step(projection: Projection, backward: Event) -> Sequence[ast.AST]
     return loops[-1:]
 
 
-def _is_of_the_batch(event: Event) -> bool:
-    """Return whether a number that the model or a batch has given is reduced."""
-    return bool(event.positional) and any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0]))
+def _is_of_the_batch(projection: Projection, event: Event) -> bool:
+    """Return whether a number that the model or a batch has given is reduced, or a tensor that is made in each turn."""
+    reduced = event.positional[0] if event.positional else NONE
+    made = projection.machine.events.get(reduced.number) if isinstance(reduced, ExternalObject) else None
+    if made is not None and made.name.endswith("Tensor"):
+        return innermost_loop(made) is innermost_loop(event)
+    return any(kind in ("ddp", "batch") for kind, _ in tags_of(reduced))

@@ -4,11 +4,13 @@ What it finds
     A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except, an exception of
     the project's own that is raised for what a rank's batch holds) around a collective or a backward of the DDP model,
     or in a loop with one, that does not end the rank: it continues to later collectives, or leaves a loop in which the
-    others continue.
+    others continue. And one around the whole training of a job that may use NCCL, which only prints the failure, so
+    that the process ends with exit code 0.
 
 Why it is bad
     The failed rank skipped collectives in which the others still wait. From there on it is one behind: the job
-    hangs, or pairs its next gradients with those of another step. The log shows a harmless "skipping batch".
+    hangs, or pairs its next gradients with those of another step. The log shows a harmless "skipping batch". A launcher
+    ends the other ranks when one fails, not when one has ended: they wait for it until NCCL's timeout.
 
 Example
     try:
@@ -40,9 +42,12 @@ from ddpdoctor.check import Check, Reason, RunRecord, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, OwnTest
+from ddpdoctor.source.interpreter.values import NONE, constant
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines
+from ddpdoctor.source.queries.divergence import events_through, function_around, nodes_of, reported_lines
+from ddpdoctor.source.queries.job_kind import initialisations, starts
 from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.script import says
 
 CHECK = Check(
     code="DDP311",
@@ -77,6 +82,7 @@ _OF_CONTENT = (LookupError, TypeError, AttributeError, NameError)
 _SETTING_UP = frozenset({"init_process_group", "new_group"})
 _ENDS = regex(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
 _JUMPS = (ast.Continue, ast.Break, ast.Return)
+_LEAVES = frozenset({"exit", "_exit", "quit"})
 _FETCHES = frozenset({"next", "anext"})
 
 
@@ -88,19 +94,21 @@ def in_source(script: Script) -> Iterator[Finding]:
     for module in projection.machine.script.modules if events else ():
         for node in module.index.of(ast.Try):
             if node.handlers:
-                missed = _missed(module, node, events)
+                ends = _ends_job(projection, module, node, events)
+                missed = ends or _missed(module, node, events)
                 if missed is None or (str(missed.module.path), getattr(missed.node, "lineno", 0)) in told:
                     continue
                 for handler in node.handlers:
                     raised = _own_raise(projection, module, node, handler)
                     if raised is None and not _catches_local_failures(module, node, handler):
                         continue
-                    if _swallows(module, handler, events) and not _makes_up_for(handler, missed):
-                        yield _finding(module, handler, missed, raised)
+                    goes_on = _swallows(module, handler, events) and not _makes_up_for(handler, missed)
+                    if all(map(_only_says, handler.body)) if ends else goes_on:
+                        yield _finding(module, handler, missed, raised, ends=ends is not None)
 
 
 def _finding(
-    module: Module, handler: ast.ExceptHandler, missed: Event, raised: tuple[OwnTest, ast.AST] | None
+    module: Module, handler: ast.ExceptHandler, missed: Event, raised: tuple[OwnTest, ast.AST] | None, *, ends: bool
 ) -> Finding:
     caught = ast.unparse(handler.type) if handler.type is not None else "everything"
     location = module.head_location(handler)
@@ -114,10 +122,14 @@ def _finding(
         because.append((text, test.module.location(place)))
     if isinstance(handler.body[-1], _JUMPS):
         because.append(("the rank leaves here, alone", module.location(handler.body[-1])))
+    skipped = f"{missed.name} at line {missed.location.line}"
     return CHECK.finding(
-        f"a rank that fails here skips {missed.name} at line {missed.location.line} and continues, while the others "
-        "wait for it",
-        remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them skip "
+        f"a rank that fails here ends with exit code 0, and the others wait for it in {skipped} until a timeout"
+        if ends
+        else f"a rank that fails here skips {skipped} and continues, while the others wait for it",
+        remedy="Raise the exception again at the end of the handler, so that the launcher ends the other ranks."
+        if ends
+        else "Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them skip "
         "the step.",
         locations=(location, missed.location),
         because=because,
@@ -141,7 +153,7 @@ def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
 def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
     """Return the collective that a failure in the body skips, when more of them follow."""
     first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
-    inside = list(events_through(events, module, first, last))
+    inside = [event for event in events_through(events, module, first, last) if not _runs_anyway(event)]
     loop = _loop_around(module, node)
     if inside and _only_calls(node.body, inside):
         return None
@@ -158,6 +170,48 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
     if leaving & {ast.Break, ast.Return}:  # The next turns are missed whole.
         return next(events_through(events, module, loop.body[0].lineno, node.lineno), None)
     return None
+
+
+def _runs_anyway(event: Event) -> bool:
+    """Return whether a context manager runs a collective before what it surrounds, or however that ends."""
+    function = function_around(event.module, event.node)
+    given = next((one for one in nodes_of(function) if isinstance(one, ast.Yield)), None)
+    if given is None or "contextmanager" not in map(last_name, getattr(function, "decorator_list", ())):
+        return False
+    around = (one for one in event.module.ancestors(given) if isinstance(one, ast.Try))
+    finally_ = {inner for one in around for statement in one.finalbody for inner in descend(statement)}
+    return event.node in finally_ or event.location.line < given.lineno
+
+
+def _ends_job(projection: Projection, module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
+    """Return the first collective of a loop in the body, where nothing but the end of the process follows a handler.
+
+    Connections of gloo break with the process, and its peers fail at once; so they may where the group is destroyed.
+    """
+    first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    inside = list(events_through(events, module, first, last))
+    if not inside or events[-1] is not inside[-1] or _loop_around(module, node) is not None:
+        return None
+    handled = {inner for handler in node.handlers for inner in descend(handler)}
+    rest = (one for one in nodes_of(function_around(module, node)) if isinstance(one, ast.stmt) and one.lineno > last)
+    backends = {constant(one.argument("backend", 0) or NONE) for one in initialisations(projection)}
+    if backends == {"gloo"} or any(one not in handled and _ends([one]) for one in rest):
+        return None
+    launches = any(events_through(starts(projection), module, first, last))  # Its ranks have ended when that fails.
+    return None if launches else next((event for event in inside if event.loops), None)
+
+
+def _only_says(line: ast.stmt) -> bool:
+    """Return whether a line of a handler leaves no trace but a message; if it ends the process, with exit code 0."""
+    if isinstance(line, ast.If):
+        return all(_only_says(inner) for inner in (*line.body, *line.orelse))
+    if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call):
+        code = line.value.args[0] if line.value.args else ast.Constant(0)
+        leaves = last_name(line.value.func) in _LEAVES and isinstance(code, ast.Constant) and code.value in (0, None)
+        return leaves or says(line.value)
+    return isinstance(line, (ast.Pass, ast.Import, ast.ImportFrom)) or (
+        isinstance(line, ast.Return) and (line.value is None or ast.unparse(line.value) == "None")
+    )
 
 
 def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:

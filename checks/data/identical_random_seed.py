@@ -33,9 +33,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import get_args
 
-from ddpdoctor.check import Check, Script
+from ddpdoctor.check import Check, Reason, Script
 from ddpdoctor.checks.data.drawn_items_source import DRAWS, called, callees, draws_its_items, held, methods
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.files import regex
@@ -61,6 +63,7 @@ from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.data_partitions import SHARE
 from ddpdoctor.source.ranks.random_numbers import SEEDS
+from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
@@ -81,21 +84,22 @@ _OF_WORKER = "Give the workers of each rank seeds of their own: rank * num_worke
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report common seeds from which augmentation draws."""
-    for seed, draw, library, in_worker in shared_augmentations(whole_projection(script)):
+    projection = whole_projection(script)
+    for seed, draw, library, in_worker in shared_augmentations(projection):
         yield CHECK.finding(
             "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
             remedy=_OF_WORKER if in_worker else REMEDY,
             locations=seed,
-            because=(f"a draw from {library} per item", draw),
+            because=((f"a draw from {library} per item", draw), *_seeded_anew(projection, library)),
         )
-    for seed, draw, by_generator in shared_noise(whole_projection(script)):
+    for seed, draw, by_generator in shared_noise(projection):
         yield CHECK.finding(
             "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
             remedy=_OF_GENERATOR if by_generator else REMEDY,
             locations=seed,
-            because=("a draw in every step", draw),
+            because=(("a draw in every step", draw), *(() if by_generator else _seeded_anew(projection, "torch"))),
         )
-    for event, draw, dimension in seeds_of_one_dimension(whole_projection(script)):
+    for event, draw, dimension in seeds_of_one_dimension(projection):
         yield CHECK.finding(
             f"this seed counts the ranks along dimension {dimension} of the mesh alone, and those along the others, "
             "which read other data, draw the same noise",
@@ -106,6 +110,13 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
+
+
+def _seeded_anew(projection: Projection, library: Library) -> Iterator[Reason]:
+    for event in seeds_of(projection, library):
+        if event.ranks != ALL_RANKS:
+            yield f"{ranks_text(event.ranks)} alone seeds anew here, and the others keep what they share", event
+            return
 
 
 _LIBRARIES = get_args(Library)
@@ -375,12 +386,17 @@ def _seeds_of_items(module: Module, method: ast.FunctionDef) -> list[tuple[int, 
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:
-    """Return the last seed of a library, when no seed before or after depends on the rank or hides its argument."""
+    """Return the last seed of a library, when no seed before or after depends on the rank or hides its argument.
+
+    One rank that seeds anew, as for the pictures that it makes, leaves the others with what they share.
+    """
     seeds = seeds_of(projection, library)
     for seed in seeds:
         arguments = [*seed.positional, *seed.named.values()]
-        if len(arguments) != 1 or is_varying(arguments[0]) or seed.ranks != ALL_RANKS or seed.root or not seed.complete:
+        if len(arguments) != 1 or is_varying(arguments[0]) or seed.root or not seed.complete:
             return None
         if seed.name.partition(".")[0] not in {"torch", "numpy", "random"} and seed.name not in SEEDS_EVERYTHING:
             return None
-    return seeds[-1] if seeds else None
+    common = [seed for seed in seeds if seed.ranks == ALL_RANKS]
+    apart = reduce(or_, (seed.ranks for seed in seeds if seed.ranks != ALL_RANKS), 0)
+    return common[-1] if common and apart.bit_count() < 2 else None

@@ -3,8 +3,9 @@
 What it finds
     A backward whose loss comes from `model.module(...)`, from a method of the wrapped model, or from the model as it
     was before the wrap, and from no forward through the DDP object. A DDP object of a part of the model that no line
-    reads again: the forward goes through the model that holds the part. In a run: gradients that differ between ranks
-    when the optimizer uses them, after a backward that no forward through the DDP object led to.
+    reads again, or reads but for its parameters, its mode or its state: the forward goes through the model that holds
+    the part. In a run: gradients that differ between ranks when the optimizer uses them, after a backward that no
+    forward through the DDP object led to.
 
 Why it is bad
     DDP prepares its reduction in its own forward. Without one the gradients of this backward stay on their rank: the
@@ -36,10 +37,19 @@ from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.checks.gradients.missing_ddp_wrap import bypassing_forwards
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import SequenceValue
+from ddpdoctor.source.interpreter.values import BoundMethod, SequenceValue
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.wrapped_models import averages_by_hand, ddp_objects, training_events
+from ddpdoctor.source.queries.wrapped_models import (
+    PARAMETERS,
+    averages_by_hand,
+    ddp_objects,
+    holders,
+    numbers_of,
+    optimizers,
+    training_events,
+)
 from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 CHECK = Check(
     code="DDP207",
@@ -52,6 +62,7 @@ CHECK = Check(
 _REMEDY_DROPPED = (
     "Wrap the model whose forward the training runs, with this part in it, and call the object that the wrap returns."
 )
+_KEEPING = PARAMETERS | {"train", "eval", "zero_grad", "requires_grad_", "state_dict", "load_state_dict"}
 _REMEDY = "Call the DDP object itself; if another method than forward is needed, call it from forward."
 
 
@@ -78,24 +89,53 @@ def _dropped_wrappers(projection: Projection) -> Iterator[Verdict]:
         if event.gradients
         for number in ddp_objects(event.receiver)
     }
+    others = [wraps[number] for number in called if number in wraps]
+    held = [holder for optimizer in optimizers(projection) for holder in holders(projection, optimizer)]
+    stepped = frozenset[int]().union(*map(numbers_of, held))
     for wrap in projection.in_course("wrap"):
-        name = _dropped_name(projection, wrap)
-        others = [wraps[number] for number in called if number in wraps]
-        if name is None or not all(wrap.module.in_other_arms(wrap.node, other.node) for other in others):
+        sources = _sources(projection, wrap)
+        trained = not stepped.isdisjoint({wrap.ordinal, *numbers_of(wrap.argument("module", 0))})
+        name = _dropped_name(projection, wrap, _KEEPING if trained else frozenset())
+        if name is None or not all(
+            wrap.module.in_other_arms(wrap.node, other.node) or (trained and _is_separate(projection, other, sources))
+            for other in others
+        ):
             continue
         yield Verdict(
             sentence="the DDP object that is made here is never called, so the gradients of what it wraps are not "
             "averaged",
             locations=wrap.location,
             because=(
-                (f"nothing uses `{name}` after this line", wrap.location),
+                (f"nothing calls `{name}` after this line", wrap.location),
                 ("the training's backward is here", backward),
             ),
         )
 
 
-def _dropped_name(projection: Projection, wrap: Event) -> str | None:
-    """Return the only name that holds a DDP object, where no line behind it reads that; None for any other object."""
+def _sources(projection: Projection, wrap: Event) -> frozenset[int]:
+    """Return the numbers of what a DDP object wraps, and of the objects from whose attributes that is made."""
+    machine = projection.machine
+    found = numbers_of(wrap.argument("module", 0))
+    made = [machine.events[number] for number in found if number in machine.events]
+    for value in (value for event in made if event.kind == "object" for value in event.values):
+        while isinstance(value, BoundMethod):
+            value = value.receiver
+        found |= numbers_of(value)
+    return found
+
+
+def _is_separate(projection: Projection, other: Event, sources: frozenset[int]) -> bool:
+    """Return whether another DDP object certainly does not hold what is wrapped."""
+    module = other.argument("module", 0)
+    if module is None or not sources or not numbers_of(module):
+        return False
+    return all(numbers_of(part).isdisjoint(sources) for part in parts_of_module(projection.machine, module))
+
+
+def _dropped_name(projection: Projection, wrap: Event, keeping: frozenset[str]) -> str | None:
+    """Return the only name that holds a DDP object, where no line behind it reads that, but for methods that run no
+    forward; None for any other object.
+    """
     module = wrap.module
     statement = module.parents.get(wrap.node)
     while isinstance(statement, (ast.Tuple, ast.List)):
@@ -112,7 +152,10 @@ def _dropped_name(projection: Projection, wrap: Event) -> str | None:
     for node in descend(scope):
         if isinstance(node, ast.Name) and node.id in (held[0], "locals", "globals", "vars", "eval", "exec"):
             later = node.lineno > statement.lineno or not isinstance(scope, ast.FunctionDef)
-            if node not in inside and later and isinstance(node.ctx, ast.Load):
+            asked = module.parents.get(node)
+            kept = isinstance(asked, ast.Attribute) and asked.attr in keeping
+            kept |= node.id == "vars" and isinstance(asked, ast.Call) and bool(asked.args)  # Those of another object.
+            if node not in inside and later and isinstance(node.ctx, ast.Load) and not kept:
                 return None
         elif isinstance(node, (ast.Global, ast.Nonlocal)) and held[0] in node.names:
             return None

@@ -43,8 +43,9 @@ from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_gue
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around
 from ddpdoctor.source.queries.job_kind import (
-    depends_on_mode,
     framework,
+    gpus_of,
+    holds_with,
     initialisations,
     is_nccl_only,
     on_every_rank,
@@ -139,8 +140,8 @@ _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
 _BACKENDS = ("nccl", "NCCL")
 # Names of one backend for every device.
 _ALONE = frozenset({"nccl", "gloo", "mpi"})
-# A script that names one of them chooses the backend by where it runs.
-_PLATFORMS = ("win32", "Windows", "darwin", "mps")
+# A script that names one of them chooses the backend by where it runs: there CUDA has gloo alone.
+_PLATFORMS = ("win32", "Windows")
 
 
 Form: TypeAlias = Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
@@ -158,12 +159,13 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
     for event in initialisations(projection):
         backend = event.argument("backend", 0)
         name = constant(backend) if backend is not None else None
-        if event.conditions or not event.complete:
+        if not isinstance(name, str) or not event.complete:
             continue
-        unused = not speaks_of_devices(script) and not any("device" in gap.hides for gap in gaps(projection))
+        hidden = any("device" in gap.hides for gap in gaps(projection))
+        unused = not event.conditions and not speaks_of_devices(script) and not hidden
         if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
             yield (event,), "nccl-without-gpu", _NONE
-        if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
+        if name.lower() == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection, event):
             yield (event,), "gloo-for-cuda", _NONE
     if is_nccl_only(projection) and (shared := shared_gpus(projection)):
         yield shared, "shared-gpu", _NONE
@@ -219,10 +221,7 @@ def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:
-    """Return whether the code speaks of NCCL elsewhere, or of a platform without it: ``sys.platform == "win32"``.
-
-    Asking ``torch.backends.mps.is_available()`` alone sends nothing to that device.
-    """
+    """Return whether the code speaks of NCCL elsewhere, or of a platform without it: ``sys.platform == "win32"``."""
     own = {node for node in descend(event.node) if isinstance(node, ast.Constant)}
     for module in projection.machine.script.modules:
         for node in module.index.of(ast.Constant):
@@ -232,12 +231,25 @@ def _on_purpose(projection: Projection, event: Event) -> bool:
     return uses_part(projection.machine.script, ("is_nccl_available",))
 
 
-def _trains_on_gpu(projection: Projection) -> bool:
-    for event in projection.in_course("device", "call"):
-        moves = (event.kind == "device" and event.name in {"device_ids", "set_device"}) or event.name == "cuda"
-        if moves and not depends_on_mode(event):
-            return any(projection.in_course("wrap")) and not _only_asks(projection)
-    return False
+def _trains_on_gpu(projection: Projection, joined: Event) -> bool:
+    """Return whether a model is wrapped in the mode in which a group is joined, and went to a GPU in that mode."""
+    moves = list(projection.in_course("device", "call"))
+    return not _only_asks(projection) and any(
+        holds_with(joined, wrap)
+        and any(_is_gpu(projection, one, wrap) and holds_with(one, wrap) for one in moves if one.ordinal < wrap.ordinal)
+        for wrap in projection.in_course("wrap")
+    )
+
+
+def _is_gpu(projection: Projection, move: Event, wrap: Event) -> bool:
+    """Return whether a process chooses its GPU, or the model that it wraps goes to one, whatever the machine has."""
+    if move.name in {"device_ids", "set_device"}:
+        return move.kind == "device"
+    if move.name != "to" or not move.positional or move.receiver != wrap.argument("module", 0):
+        return move.name == "cuda"
+    script = projection.machine.script
+    asks = script.demands_cuda is None and uses_part(script, ("is_available",))
+    return not asks and (None not in gpus_of(move.positional[0]) or constant(move.positional[0]) == "cuda")
 
 
 def _only_asks(projection: Projection) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddpdoctor.check import NotStated, Verdict
+from ddpdoctor.checks.launch.unsafe_environment import READ_AT_IMPORT, effects_on_nccl
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.files import regex
@@ -18,14 +19,6 @@ from ddpdoctor.record.streams.training import Loader
 
 Row = TypeVar("Row", Setting, Wait, DeviceChoice, DeviceUse, ForkedUse)
 _SEGFAULTING_TORCH = ("2.13.",)
-_OFF = frozenset({"0", "false", "off", "no", "n", ""})
-# Setting them once torch is imported changes nothing.
-_READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
-_LEFTOVERS = {
-    "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
-    "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
-    "CUDA_LAUNCH_BLOCKING": "it serialises kernels and hides races between streams",
-}
 
 
 def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
@@ -33,7 +26,7 @@ def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
     values = dict(record.job.environment)
     places: dict[str, Location | None] = {}
     for setting in record.settings:
-        if setting.imported and setting.name in _READ_AT_IMPORT:
+        if setting.imported and setting.name in READ_AT_IMPORT:
             continue
         if setting.removed:
             values.pop(setting.name, None)
@@ -80,7 +73,6 @@ def _machines(record: RunRecord, name: str, value: str) -> Iterator[tuple[str, s
 
 
 def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Iterator[tuple[str, str]]:
-    nccl = "nccl" in backends
     detail = values.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
     if detail and "gloo" in backends and record.job.torch_version.startswith(_SEGFAULTING_TORCH):
         yield "TORCH_DISTRIBUTED_DEBUG", "with it, constructing DDP on gloo crashes (torch 2.13)"
@@ -91,23 +83,8 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
             if not _is_there(own, interfaces):
                 yield name, f"{host} has no such network interface (it has {', '.join(interfaces)})"
                 break
-    if not nccl:
-        return
-    if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):
-        yield "TORCH_NCCL_ENABLE_TIMING", "it can keep communication from overlapping with backward"
-    for prefix in ("TORCH_NCCL", "NCCL"):
-        handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
-        if handling in values and values[handling].lower() in _OFF:
-            yield handling, "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
-        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
-            yield blocking, "it excludes error handling: it blocks the CPU in each collective"
-    for name, effect in _LEFTOVERS.items():
-        if _is_on(values, name):
-            yield name, f"{effect}, which is for debugging"
-
-
-def _is_on(values: Mapping[str, str], name: str) -> bool:
-    return values.get(name, "").lower() not in _OFF
+    if "nccl" in backends:
+        yield from effects_on_nccl(values)
 
 
 def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:

@@ -188,7 +188,8 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         _fill(machine, target.value, reduce(partial(join, varying=container.varying), either))
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         mixture = derived((container, value), held := parts_held(machine, value))
-        _fill(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)
+        tags = mixture.tags - {MEMBERS}  # How many rows a value has is not how many values there are.
+        _fill(machine, target.value, Unknown(bool(held) or mixture.varying, False, tags))
 
 
 # What a rank's own keys come from: its data, or its draws.

@@ -130,7 +130,9 @@ def text_of(machine: Machine, value: Value) -> Value:
 
 
 @lru_cache(maxsize=16_384)
-def _member(owner: str, name: str) -> External:
+def _member(owner: str, name: str) -> Value:
+    if owner.startswith("torch.distributed") and owner.endswith(".Backend") and name.isupper():
+        return Const(name.lower())  # torch's constants are the names themselves.
     return External(canonical(f"{owner}.{name}"))
 
 

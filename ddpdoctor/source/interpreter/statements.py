@@ -26,6 +26,7 @@ from ddpdoctor.source.interpreter.values import (
     Arguments,
     BoundMethod,
     Const,
+    DictValue,
     External,
     Function,
     Instance,
@@ -36,6 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     derived,
     is_varying,
+    options_of,
     tagged,
     tags_of,
     varied,
@@ -113,10 +115,11 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     start = machine.mask
     machine.mask &= ~empty
     if machine.mask:
-        whole = machine.held(_gone_over(machine.frame.module, statement.iter))
+        over = _gone_over(machine.frame.module, statement.iter)
+        whole = machine.held(over)
         once = all(count is not None and count <= 1 for count in turns)
         around = LoopAround(statement, machine.frame.module, iterable, once, whole)
-        own = own_iterable(machine, statement.iter, iterable)
+        own = None if _has_known_keys(machine, over) else own_iterable(machine, statement.iter, iterable)
 
         if (columns := columns_of(known_items(iterable))) and isinstance(item, SequenceValue):
             parts = zip(columns, item.values, strict=True)
@@ -164,6 +167,13 @@ def _gone_over(module: Module, iterable: ast.expr) -> ast.expr:
         if len(values) == 1 and isinstance(values[0], ast.Call) and last_name(values[0].func) == "len":
             return _gone_over(module, values[0])
     return iterable
+
+
+def _has_known_keys(machine: Machine, iterable: ast.expr) -> bool:
+    """Return whether a loop goes over a dict whose keys are known, whatever was picked for its values."""
+    if isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Attribute) and not iterable.args:
+        iterable = iterable.func.value if iterable.func.attr in ("items", "keys", "values") else iterable
+    return all(isinstance(option, DictValue) for option in options_of(machine.held(iterable)))
 
 
 def _marked(machine: Machine, loop: ast.For | ast.AsyncFor, item: Value, items: Sequence[Value]) -> Value:

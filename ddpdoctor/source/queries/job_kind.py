@@ -149,7 +149,7 @@ def is_of_one_process(projection: Projection, event: Event) -> bool:
     like_ddp = (event for event in projection.of_kind("object") if event.name.endswith("DistributedDataParallel"))
     wraps = [*projection.of_kind("wrap"), *like_ddp]  # That of Apex is an object.
     joins = [other for other in projection.in_course("collective") if other.name == "init_process_group"]
-    signs = wraps, joins, _starts(projection)
+    signs = wraps, joins, starts(projection)
     of_launcher = [other for other in (*wraps, *joins) if not depends_on_mode(other)]
     for condition in event.undecided:
         arm, text = _arm(event, condition), condition[0].excerpt(condition[1], 1_000)
@@ -167,11 +167,12 @@ def comes_before_ranks(projection: Projection, event: Event) -> bool:
     return any(
         event.ordinal < start.ordinal
         and all(_arm(event, condition) in (None, _arm(start, condition)) for condition in start.undecided)
-        for start in _starts(projection)
+        for start in starts(projection)
     )
 
 
-def _starts(projection: Projection) -> list[Event]:
+def starts(projection: Projection) -> list[Event]:
+    """Return the calls that start ranks, such as ``torch.multiprocessing.spawn``."""
     return [event for event in projection.events if event.kind == "call" and event.name in SPAWNERS]
 
 
@@ -216,6 +217,16 @@ def _chooses_mode(projection: Projection, condition: str) -> bool:
     """Return whether a condition may choose between a job with ranks and one without, by its words or its flags."""
     flags = projection.machine.mode_flags
     return _CHOICES_OF_MODE.search(condition) is not None or any(word in flags for word in _WORD.findall(condition))
+
+
+def holds_with(event: Event, other: Event) -> bool:
+    """Return whether all conditions of an event, or others in the same words, are around another one, in those arms."""
+    tests = {test for _, test in other.undecided}
+    for module, test in event.undecided:
+        arm = _arm(event, (module, test))
+        if arm not in _arms(other, module.excerpt(test, 1_000)) if arm is not None else test not in tests:
+            return False
+    return True
 
 
 def _arms(event: Event, text: str) -> set[bool]:

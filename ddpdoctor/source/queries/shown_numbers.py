@@ -451,6 +451,8 @@ class _Settled:
             return False
         if isinstance(node, ast.Constant):
             return True
+        if self._any_setting and isinstance(node, ast.Compare) and _is_of_call(module, node):
+            return True
         if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp)):
             return all(
                 self.is_settled(module, part, depth)
@@ -505,6 +507,17 @@ class _Settled:
             if inner.attr == node.attr and isinstance(inner.ctx, ast.Store)
         ]
         return not any(id(inner) in self._inside or _is_counted(one, inner) for one, inner in stores)
+
+
+def _is_of_call(module: Module, node: ast.Compare) -> bool:
+    """Return whether a test asks if an argument is given (``step is None``), or is one that holds of every count."""
+    function = function_around(module, node)
+    left, right = node.left, node.comparators[0]
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+        return isinstance(left.right, ast.Constant) and left.right.value == 1
+    given = parameters_of(function) if isinstance(function, _Function) else []
+    is_none = isinstance(right, ast.Constant) and right.value is None
+    return is_none and isinstance(left, ast.Name) and left.id in given
 
 
 def _is_counted(module: Module, node: ast.Attribute) -> bool:
