@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator
-from functools import lru_cache, reduce
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain
 
 import msgspec
 
-from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
@@ -40,7 +38,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -69,6 +67,8 @@ _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-cou
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     """Return the value of ``value.name``."""
     kind = value.__class__
+    if name == "__name__" and isinstance(value, (ProjectClass, Function)):
+        return Const(getattr(value.node, "name", "<lambda>"))
     if kind is External:
         return _member(value.name, name)  # type: ignore[union-attr]
     if (
@@ -99,7 +99,7 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     if isinstance(value, OneOf):
         result: Value | None = None
         for option in value.options:
-            if option != Const(None):
+            if option != Const(None) and not _is_without(machine, option, name):
                 result = join(result, attribute_of(machine, option, name), value.varying)
         if result.__class__ is Unknown and len(value.options) > MAXIMUM_OPTIONS:
             return BoundMethod(value, name)  # More methods than are kept apart: one of whichever object it is.
@@ -278,12 +278,21 @@ def bound_to(function: Function, receiver: Value) -> Function:
     return msgspec.structs.replace(function, receiver=receiver)
 
 
+def _is_without(machine: Machine, option: Value, name: str) -> bool:
+    """Return whether something is a module of the project that has no such name: the other ones are meant."""
+    names = machine.store.names(machine.scope_modules.get(option.name, -1)) if isinstance(option, ProjectModule) else ()
+    return bool(names) and name not in names
+
+
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
+    if name == "__dict__":
+        return value  # As globals() is: its items are the names in the module.
     found = machine.store.get(machine.scope_modules.get(value.name, -1), name)
     if found is not None:
         return found
     inner = f"{value.name}.{name}"
-    return ProjectModule(inner) if machine.script.module(inner) is not None else Unknown(opaque=True)
+    known = machine.script.module(inner) is not None or machine.script.is_package(inner)
+    return ProjectModule(inner) if known else Unknown(opaque=True)
 
 
 def _decorators(function: Function) -> set[str]:
@@ -360,63 +369,3 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     return kept or (
         UNIFORM if made is not None and value.name == DDP and name == "module" else BoundMethod(value, name)
     )
-
-
-_SHORTEST = 3
-"""Characters that must be known of a name that is put together: `step_` names a family, `_` does not."""
-_FIELD = regex(r"%[a-z]|\{[^{}]*\}")
-
-
-def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
-    """Return the functions and classes among which ``getattr(owner, f"start_{how}")`` chooses; None without any."""
-    if not isinstance(node, ast.Call) or len(node.args) < 2:
-        return None
-    pattern = pattern_of(machine.frame.module, node.args[1])
-    if _ANY not in pattern:
-        return None
-    if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST:
-        return _ways_to_train(machine, node, owner)
-    scopes: list[int] = []
-    if isinstance(owner, ProjectModule):
-        scopes = [machine.scope_modules.get(owner.name, -1)]
-    elif isinstance(owner, Instance):
-        scopes = [cls.scope for cls in family(machine, owner.cls)]
-    names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
-    return _one_of(attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name))
-
-
-def _one_of(held: Iterable[Value]) -> Value | None:
-    """Return one of the functions and classes among some values; None without any, or of many."""
-    found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]
-    return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
-
-
-_ANY = ".*"
-
-
-def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
-    """Return the methods that lead to a collective of an object whose method a setting chooses and that is called."""
-    around = machine.frame.module.parents.get(node)
-    if not isinstance(owner, Instance) or not isinstance(around, ast.Call) or around.func is not node:
-        return None
-    names = (name for name in machine.store.names(owner.cls.scope) if not name.startswith("_"))
-    return _one_of(attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising)
-
-
-def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
-    """Return a regular expression for a text that is put together; ``.*`` for a part that is not known."""
-    if isinstance(node, ast.Constant):
-        return re.escape(str(node.value))
-    if isinstance(node, ast.JoinedStr):
-        return "".join(pattern_of(module, part, depth) for part in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return pattern_of(module, node.left, depth) + pattern_of(module, node.right, depth)
-    template = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        template = node.func.value
-    if isinstance(template, ast.Constant) and isinstance(template.value, str):
-        return _ANY.join(map(re.escape, _FIELD.split(template.value)))
-    if isinstance(node, ast.Name) and not depth:
-        values = module.assigned(module.body_around(node), node)
-        return pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
-    return _ANY

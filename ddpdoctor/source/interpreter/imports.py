@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import ast
-from functools import partial
+from collections.abc import Sequence
+from functools import partial, reduce
 
+from ddpdoctor.source.interpreter.named_members import texts_of
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import UNIFORM, Arguments, External, ProjectModule, Unknown, Value, constant
-from ddpdoctor.source.script.module import Module, absolute
+from ddpdoctor.source.interpreter.values import (
+    MAXIMUM_OPTIONS,
+    OPAQUE,
+    UNIFORM,
+    Arguments,
+    External,
+    ProjectModule,
+    Unknown,
+    Value,
+    constant,
+    join,
+)
+from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name
+from ddpdoctor.source.script.named_code import absolute_name, may_be, template_of
 from ddpdoctor.source.vocabulary import canonical
 
 _SHALLOW = frozenset({ast.Import, ast.ImportFrom})
@@ -34,13 +48,37 @@ def run_import(machine: Machine, statement: ast.Import | ast.ImportFrom) -> None
 
 
 def import_by_name(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return what ``importlib.import_module`` gives: a project module, run as an import statement runs it."""
+    """Return what ``importlib.import_module`` or ``__import__`` gives: a module, run as an import statement runs it.
+
+    By a name that is not known it is what the default of a setting names, or one of few of the project; all of these
+    run where nothing is made of the result: they are imported for what they register.
+    """
     name = constant(given.value("name", 0) or UNIFORM)
-    if isinstance(name, str) and name.replace(".", "").isidentifier() and machine.script.module(name) is None:
-        return External(canonical(name))
-    if not isinstance(name, str) or machine.script.module(name) is None:
-        return Unknown(opaque=True)
-    return _module_value(machine, name)
+    if isinstance(name, str):
+        found = [absolute_name(machine.frame.module, node, name)]
+    else:
+        found = _possible(machine, node)
+    if not all(one.replace(".", "").isidentifier() for one in found):
+        return OPAQUE
+    modules = [_module_value(machine, one) for one in found]
+    if isinstance(node, ast.Call) and last_name(node.func) == "__import__" and not given.value("fromlist", 3):
+        modules = [_module_value(machine, one.partition(".")[0]) for one in found]
+    return reduce(join, modules) if 0 < len(modules) <= MAXIMUM_OPTIONS else OPAQUE
+
+
+def _possible(machine: Machine, node: ast.AST) -> Sequence[str]:
+    """Return the modules of the project that a call may import by a name with parts that are not known."""
+    module, written = machine.frame.module, argument_of(node, "name", 0)
+    if written is None:
+        return ()
+    texts = {absolute_name(module, node, text) for text in texts_of(machine, written)}
+    named = [text for text in texts if machine.script.module(text) is not None]
+    template = absolute_name(module, node, template_of(module, written))
+    package = template.rpartition(".")[0]
+    among = [one.name for one in machine.script.modules if package and may_be(template, one.name)]
+    if isinstance(module.parents.get(node), ast.Expr):
+        return among
+    return named if len(named) == 1 else among if len(among) <= MAXIMUM_OPTIONS else ()
 
 
 def run_module(machine: Machine, module: Module) -> None:
@@ -52,19 +90,22 @@ def run_module(machine: Machine, module: Module) -> None:
     machine.frames.append(CallFrame("", module, scope, ()))
     loops, machine.loops = machine.loops, []
     try:
-        for statement in module.tree.body:
-            if statement.__class__ in _SHALLOW or (
-                isinstance(statement, ast.FunctionDef) and not statement.decorator_list
-            ):
-                machine.execute((statement,))
-                continue
-            run = partial(machine.execute, (statement,))
-            inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
-            for rank, items in enumerate(inner):
-                machine.sinks[rank].extend(items)
+        with machine.store.for_good():
+            _run_body(machine, module)
     finally:
         machine.frames.pop()
         machine.loops = loops
+
+
+def _run_body(machine: Machine, module: Module) -> None:
+    for statement in module.tree.body:
+        if statement.__class__ in _SHALLOW or (isinstance(statement, ast.FunctionDef) and not statement.decorator_list):
+            machine.execute((statement,))
+            continue
+        run = partial(machine.execute, (statement,))
+        inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
+        for rank, items in enumerate(inner):
+            machine.sinks[rank].extend(items)
 
 
 def _module_value(machine: Machine, name: str) -> Value:

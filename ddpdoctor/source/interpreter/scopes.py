@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial, reduce
 from typing import TypeAlias
 
@@ -202,6 +203,15 @@ class Store:
         """Start a journal."""
         self._journals.append({})
 
+    @contextmanager
+    def for_good(self) -> Iterator[None]:
+        """Keep what is written meanwhile whatever journals are open: a module runs once, wherever it is imported."""
+        journals, self._journals = self._journals, []
+        try:
+            yield
+        finally:
+            self._journals = journals
+
     def undo(self) -> dict[Cell, Value]:
         """Take back everything written since ``begin``; return what was written."""
         journal, owners = self._journals.pop(), self.owners
@@ -335,6 +345,8 @@ class CallFrame:
         self.entry = ALL_RANKS
         """Mask of the ranks that make the call."""
         self.owner: Function | None = None
+        self.call: ast.AST | None = None
+        """What calls it."""
         self.origins = NO_ORIGINS
         """What the arguments of the call come from."""
         self.agreed: set[str] = set()

@@ -62,6 +62,17 @@ class Finder:
             self._found[name] = self._search(name)
         return self._found[name]
 
+    def within(self, package: str) -> Sequence[str]:
+        """Return the last names of the modules in a package of the project, or in a directory that serves as one."""
+        parts = package.split(".")
+        for place, listing in (
+            self._places if parts[0] not in self._outside and all(map(str.isidentifier, parts)) else ()
+        ):
+            names = _names_in(place.joinpath(*parts)) if parts[0] in listing else ()
+            if found := sorted(name[:-3] for name in names if name.endswith(".py") and not name.startswith("__")):
+                return found
+        return ()
+
     def real(self, path: Path) -> Path:
         """Return a path without links."""
         known = self._real.get(path)

@@ -24,6 +24,7 @@ from ddpdoctor.source.script.module import (
     LEAVES,
     Module,
     all_once,
+    argument_of,
     children_of,
     deep_recursion,
     descend,
@@ -31,7 +32,9 @@ from ddpdoctor.source.script.module import (
     last_name,
     once,
     once_each,
+    parameters_of,
 )
+from ddpdoctor.source.script.named_code import UNKNOWN_PART, absolute_name, imports_by_name, may_be, template_of
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
@@ -51,8 +54,8 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
     """
     if "sys.path" not in module.text and "addsitedir" not in module.text:
         return
-    for expression, function in _added(module):
-        for given in _given(module, expression, function):
+    for expression in _added(module):
+        for _, given in _given(module, expression, (module,)):
             text = _path(module, given, _assigned(module), 0)
             for base in bases if text else ():
                 place = Path(os.path.normpath(base / text))
@@ -60,33 +63,35 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
                     yield place
 
 
-def _added(module: Module) -> Iterator[tuple[ast.expr, ast.AST]]:
-    """Yield the expressions that are added, each with the function (or the tree) around it."""
+def _added(module: Module) -> Iterator[ast.expr]:
+    """Yield the expressions that are added."""
     for call in module.index.of(ast.Call):
         name = module.resolve(call.func)
         if name in _ADDS and len(call.args) > _ADDS[name]:
-            yield call.args[_ADDS[name]], module.body_around(call)
+            yield call.args[_ADDS[name]]
         elif name == "sys.path.extend" and call.args:
-            yield from ((one, module.body_around(call)) for one in _entries(call.args[0]))
+            yield from _entries(call.args[0])
     for statement in module.index.of(ast.AugAssign):
         if module.resolve(statement.target) == "sys.path":
-            yield from ((one, module.body_around(statement)) for one in _entries(statement.value))
+            yield from _entries(statement.value)
 
 
 def _entries(expression: ast.expr) -> Sequence[ast.expr]:
     return expression.elts if isinstance(expression, (ast.List, ast.Tuple)) else ()
 
 
-def _given(module: Module, expression: ast.expr, function: ast.AST) -> Iterator[ast.expr]:
-    """Yield an expression; of a parameter, what the function's calls in the module pass for it."""
-    names = [one.arg for one in function.args.args] if isinstance(function, ast.FunctionDef) else []
+def _given(module: Module, expression: ast.expr, callers: Iterable[Module]) -> Iterator[tuple[Module, ast.expr]]:
+    """Yield an expression, with its module; of a parameter, what calls of its function pass for it."""
+    function = module.body_around(expression)
+    names = parameters_of(function) if isinstance(function, ast.FunctionDef) else []
     if not isinstance(expression, ast.Name) or expression.id not in names or not isinstance(function, ast.FunctionDef):
-        yield expression
+        yield module, expression
         return
-    position = names.index(expression.id)
-    for call in module.calls_by_name.get(function.name, ()):
-        if len(call.args) > position:
-            yield call.args[position]
+    place = names.index(expression.id) - (names[0] == "self")
+    for caller in callers:
+        for call in caller.calls_by_name.get(function.name, ()) if function.name in caller.text else ():
+            if (given := argument_of(call, expression.id, place)) is not None:
+                yield caller, given
 
 
 @once
@@ -218,9 +223,12 @@ _SPELT = frozenset({ast.AnnAssign, ast.Call, ast.Expr, ast.JoinedStr})
 MAXIMUM_MODULES = 300
 MODULES_READ_WHOLE = 30
 """Further modules are read only where they have words for ranks: timm imports 270, nearly all model definitions."""
+MODULES_OF_CHOICE = 8
+"""Modules of a package of which a setting chooses one that are all read."""
 _OF_RANKS = (
     *(b"torch.distributed", b"dist.", b"get_rank", b"local_rank", b"RANK", b"world_size", b"DistributedDataParallel"),
     *(b"DataLoader(", b"set_epoch", b"no_sync", b"set_device", b"horovod", b"accelerate"),
+    *(b".backward(", b"training_step"),
 )
 """In the text of a module: what nearly everything begins with that checks look for."""
 PARSER_RECURSION_LIMIT = 4_000
@@ -400,32 +408,31 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
     asked: set[str] = set()
     bases = finder.places
     finder = finder.with_places([*added_directories(modules[0], bases)])
-    for module in modules:
-        for name in _wanted(module):
-            if name in asked:
-                continue
-            asked.add(name)
-            found = finder.find(name)
-            if found is None:
-                continue
-            if not seen:
-                seen.add(modules[0].path.resolve())
-            real = finder.real(found.path)
-            if real in seen:
-                continue
-            if len(modules) >= MAXIMUM_MODULES:
-                yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
-                return
-            seen.add(real)
-            if len(modules) >= MODULES_READ_WHOLE and not _mentions_ranks(found.path):
-                continue
-            try:
-                modules.append(reader(found.path, found.name, found.package))
-                finder = finder.with_places([*added_directories(modules[-1], bases)])
-            except SyntaxError as error:
-                yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
-            except (OSError, ValueError, RecursionError, MemoryError) as error:
-                yield f"{found.path} cannot be read: {error or type(error).__name__}"
+    for name, named in _wanted(modules, lambda: finder):  # noqa: B023
+        if name in asked:
+            continue
+        asked.add(name)
+        found = finder.find(name)
+        if found is None:
+            continue
+        if not seen:
+            seen.add(modules[0].path.resolve())
+        real = finder.real(found.path)
+        if real in seen:
+            continue
+        if len(modules) >= MAXIMUM_MODULES:
+            yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
+            return
+        seen.add(real)
+        if len(modules) >= MODULES_READ_WHOLE and not named and not _mentions_ranks(found.path):
+            continue
+        try:
+            modules.append(reader(found.path, found.name, found.package))
+            finder = finder.with_places([*added_directories(modules[-1], bases)])
+        except SyntaxError as error:
+            yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
+            yield f"{found.path} cannot be read: {error or type(error).__name__}"
 
 
 def _mentions_ranks(path: Path) -> bool:
@@ -436,17 +443,49 @@ def _mentions_ranks(path: Path) -> bool:
     return any(word in content for word in _OF_RANKS)
 
 
+def _wanted(modules: Sequence[Module], finder: Callable[[], Finder]) -> Iterator[tuple[str, bool]]:
+    """Yield what the imports of modules may mean, which grow meanwhile; then, with True, what a setting names of these.
+
+    Of a package with many modules, such as the models of a library, only those of which the name is a word of the code,
+    as the default of a setting is.
+    """
+    begun = 0
+    while begun < len(modules):
+        new = begun
+        for module in islice(modules, begun, None):
+            begun += 1
+            yield from ((name, False) for name in _imported(module))
+        for template, registers in dict.fromkeys(
+            one for module in modules[new:] for one in _templates(module, modules)
+        ):
+            package = template.rpartition(".")[0]
+            found = [name for name in finder().within(package) if may_be(template, f"{package}.{name}")]
+            few = len(found) <= MODULES_OF_CHOICE
+            words = frozenset[str]() if few else frozenset[str]().union(*map(words_of, modules))
+            yield from ((name, False) for name in accumulate(package.split("."), "{}.{}".format) if found)
+            named = {name: few or name in words for name in found}
+            yield from ((f"{package}.{name}", meant) for name, meant in named.items() if meant or registers)
+
+
 @all_once
-def _wanted(module: Module) -> Iterator[str]:
+def _imported(module: Module) -> Iterator[str]:
     """Yield dotted names that a module's imports may mean, packages before what is in them."""
     for entry in module.imports:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
-    for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
-        name = call.args[0] if call.args else None
-        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            yield from accumulate(name.value.split("."), "{}.{}".format)
+    for call in imports_by_name(module):
+        name = absolute_name(module, call, template_of(module, call.args[0]))
+        yield from accumulate(name.split(".") if UNKNOWN_PART not in name else (), "{}.{}".format)
+
+
+def _templates(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
+    """Yield names with parts that are not known by which a module imports others, and whether that is all it does."""
+    for call in imports_by_name(module):
+        for where, given in _given(module, call.args[0], modules):
+            name = absolute_name(module, call, template_of(where, given))
+            if UNKNOWN_PART in name:
+                yield name, isinstance(module.parents.get(call), ast.Expr)
 
 
 def note_gap(script: Script, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -19,10 +18,9 @@ from ddpdoctor.source.interpreter.attributes import (
     items_of,
     lacks,
     makers_of,
-    named_like,
-    pattern_of,
     promised_by_name,
 )
+from ddpdoctor.source.interpreter.named_members import named_by_default, named_like, texts_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -77,7 +75,8 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     origin_of,
 )
-from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
+from ddpdoctor.source.script.module import DEFINITIONS, Module, argument_of, descend_outside, last_name
+from ddpdoctor.source.script.named_code import template_of
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -555,23 +554,38 @@ def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
-    if len(positional) >= 2 and (like := named_like(machine, node, positional[0])) is not None:
+    written = argument_of(node, "name", 1)
+    if len(positional) >= 2 and (like := named_like(machine, node, written, positional[0])) is not None:
         return like
-    if len(positional) == 2 and isinstance(positional[0], ProjectModule) and not is_varying(positional[1]):
-        return _class_of_module(machine, positional[0]) or derived(positional)
+    if len(positional) == 2 and not is_varying(positional[1]):
+        of_few = _class_of_module(machine, positional[0]) if isinstance(positional[0], ProjectModule) else None
+        return of_few or named_by_default(machine, written, positional[1], positional[0]) or derived(positional)
     return derived(positional)
 
 
 def read_text(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``."""
+    """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``.
+
+    What a name is by default counts where many are possible.
+    """
     written = node.args[0] if isinstance(node, ast.Call) and node.args else ast.Constant("")
-    first, *names = pattern_of(machine.frame.module, written).split(re.escape("."))
+    found = _named(machine, template_of(machine.frame.module, written))
+    if not isinstance(found, Unknown):
+        return found
+    texts = texts_of(machine, written)
+    by_default = _named(machine, *texts) if len(texts) == 1 else OPAQUE
+    return by_default if isinstance(by_default, (Function, ProjectClass)) else derived(given.positional)
+
+
+def _named(machine: Machine, text: str) -> Value:
+    """Return what a dotted name stands for, or one of the classes of a module where its last part is not known."""
+    first, *names = text.split(".")
     owner = machine.lookup(first) if first.isidentifier() else OPAQUE
     for name in names:
         if isinstance(owner, ProjectModule) and not name.isidentifier():
             return _class_of_module(machine, owner) or OPAQUE
         owner = attribute_of(machine, owner, name) if name.isidentifier() else OPAQUE
-    return owner if isinstance(owner, (Function, ProjectClass)) else derived(given.positional)
+    return owner if isinstance(owner, (Function, ProjectClass)) else OPAQUE
 
 
 def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
