@@ -152,6 +152,25 @@ NAMED: dict[str, Files] = {
             for n in range(12)
         },
     },
+    "a list of modules with classes of one base, by no default": {
+        "train.py": JOIN + "from ways import build\nbuild(eval(open('options.txt').read())).run()\n",
+        "ways/__init__.py": "from importlib import import_module\nfrom .base import WAYS\n"
+        + "found = [import_module(f'ways.{file[:-3]}') for file in os.listdir('ways')]\n"
+        + "\ndef build(options):\n    return WAYS.get(options.pop('type'))(**options)\n",
+        "ways/base.py": "class Registry:\n    def __init__(self):\n        self.held = {}\n"
+        + "    def enter(self, name, cls):\n        assert name not in self.held\n        self.held[name] = cls\n"
+        + "    def register(self, cls=None):\n        if cls is None:\n            def keep(cls):\n"
+        + "                self.enter(cls.__name__, cls)\n                return cls\n            return keep\n"
+        + "        self.enter(cls.__name__, cls)\n"
+        + "    def get(self, name):\n        found = self.held.get(name)\n        if found is None:\n"
+        + "            raise KeyError(name)\n        return found\n\nWAYS = Registry()\n"
+        + "\nclass Base:\n    def run(self):\n        if dist.get_rank() == 0:\n"
+        + "            dist.all_reduce(torch.ones(50))  # DDP301\n",
+        **{
+            f"ways/of{n}.py": "from .base import Base, WAYS\n\n@WAYS.register()" + classes(n, base="Base")
+            for n in range(12)
+        },
+    },
     "a table of 30 classes": {
         "train.py": JOIN + OPTION + "from ways import TABLE\nTABLE[args.way]().fit()\n",
         "ways.py": with_fault(classes(*range(30)), 7) + TABLE,
@@ -166,7 +185,8 @@ NAMED: dict[str, Files] = {
     },
     "a registry of functions, an option of click": {
         "train.py": "import click\nfrom registry import build\n\n@click.command()\n"
-        + '@click.option("--way-to-train", default="way7")\ndef main(way_to_train):\n    dist.init_process_group("gloo")\n'
+        + '@click.option("--way-to-train", default="way7")\ndef main(way_to_train):\n'
+        + '    dist.init_process_group("gloo")\n'
         + "    build(way_to_train)()\n\nmain()\n",
         "registry.py": "class Registry:\n    def __init__(self):\n        self.held = {}\n"
         + "    def register(self, name):\n        def keep(function):\n            self.held[name] = function\n"
@@ -249,6 +269,12 @@ def test_what_no_default_names_is_left_alone(way: str, tmp_path: Path) -> None:
             for start in ('default="', '"way": "', "way='", ": str = "):
                 files[name] = files[name].replace(f"{start}{old}", f"{start}{new}")
     assert files != NAMED[way]
+    assert places(project(tmp_path, files), "DDP301") == []
+
+
+def test_a_variable_of_another_function_is_no_default(tmp_path: Path) -> None:
+    text = JOIN + "from ways import TABLE\nTABLE[sys.argv[1:].way]().fit()\n\ndef other():\n    way = 'way7'\n"
+    files = {"train.py": text, "ways.py": with_fault(classes(*range(30)), 7) + TABLE}
     assert places(project(tmp_path, files), "DDP301") == []
 
 

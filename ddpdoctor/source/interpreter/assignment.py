@@ -8,7 +8,7 @@ from functools import partial, reduce
 
 from ddpdoctor.source.events import Guard
 from ddpdoctor.source.interpreter.attributes import makes_model
-from ddpdoctor.source.interpreter.named_members import member_of
+from ddpdoctor.source.interpreter.named_members import TEXT_METHODS, member_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -273,7 +273,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
                 machine.filled_under[_cell_of(machine, node.func.value)] = machine.guards[-1]
         return UNIFORM
     text = constant(receiver)
-    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip", "capitalize", "title"}:
+    if isinstance(text, str) and not arguments and name in TEXT_METHODS:
         return Const(getattr(text, name)())
     return None
 
@@ -342,8 +342,7 @@ def one_of_callables(machine: Machine, node: ast.AST, key: Value, registry: Dict
     either = reduce(join, values) if values and followed and all(known) else None
     if either is not None and not isinstance(either, Unknown):
         return either
-    written = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "slice", node)
-    return member_of(machine, written, key, registry) or either
+    return member_of(machine, node, key, registry) or either
 
 
 def _makes_optimizers(function: Function) -> bool:

@@ -16,7 +16,7 @@ from ddpdoctor.source.interpreter.assignment import (
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.named_members import named_by_default, named_like
+from ddpdoctor.source.interpreter.named_members import named_member
 from ddpdoctor.source.interpreter.operators import binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -355,8 +355,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     if isinstance(container, ProjectModule):  # of globals()
         if isinstance(key, Const):
             return attribute_of(machine, container, str(key.value))
-        like = named_like(machine, node, node.slice, container)
-        return like or named_by_default(machine, node.slice, key, container) or derived((container, key))
+        return named_member(machine, node, key, container) or derived((container, key))
     if isinstance(key, Const) and isinstance(key.value, (str, int)):
         item = item_at(container, key.value)
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":

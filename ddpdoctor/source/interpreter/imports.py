@@ -22,7 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
 )
 from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name
-from ddpdoctor.source.script.named_code import absolute_name, may_be, template_of
+from ddpdoctor.source.script.named_code import absolute_name, may_be, registers, template_of
 from ddpdoctor.source.vocabulary import canonical
 
 _SHALLOW = frozenset({ast.Import, ast.ImportFrom})
@@ -76,7 +76,7 @@ def _possible(machine: Machine, node: ast.AST) -> Sequence[str]:
     template = absolute_name(module, node, template_of(module, written))
     package = template.rpartition(".")[0]
     among = [one.name for one in machine.script.modules if package and may_be(template, one.name)]
-    if isinstance(module.parents.get(node), ast.Expr):
+    if registers(module, node):
         return among
     return named if len(named) == 1 else among if len(among) <= MAXIMUM_OPTIONS else ()
 
@@ -89,23 +89,22 @@ def run_module(machine: Machine, module: Module) -> None:
     machine.scope_modules[module.name] = scope
     machine.frames.append(CallFrame("", module, scope, ()))
     loops, machine.loops = machine.loops, []
+    # It runs once, and what it writes stays, even where the loop or the arm around its import is taken back.
+    journals, machine.store.journals = machine.store.journals, []
     try:
-        with machine.store.for_good():
-            _run_body(machine, module)
+        for statement in module.tree.body:
+            if statement.__class__ in _SHALLOW or (
+                isinstance(statement, ast.FunctionDef) and not statement.decorator_list
+            ):
+                machine.execute((statement,))
+                continue
+            run = partial(machine.execute, (statement,))
+            inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
+            for rank, items in enumerate(inner):
+                machine.sinks[rank].extend(items)
     finally:
         machine.frames.pop()
-        machine.loops = loops
-
-
-def _run_body(machine: Machine, module: Module) -> None:
-    for statement in module.tree.body:
-        if statement.__class__ in _SHALLOW or (isinstance(statement, ast.FunctionDef) and not statement.decorator_list):
-            machine.execute((statement,))
-            continue
-        run = partial(machine.execute, (statement,))
-        inner = machine.collect_safely(run, module.tree, lambda: f"module level ({module.path})")
-        for rank, items in enumerate(inner):
-            machine.sinks[rank].extend(items)
+        machine.loops, machine.store.journals = loops, journals
 
 
 def _module_value(machine: Machine, name: str) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 
 from ddpdoctor.source.interpreter.attributes import attribute_of, family
@@ -32,35 +32,47 @@ _SHORTEST = 3
 """Characters that must be known of a name that is put together: `step_` names a family, `_` does not."""
 _LONGEST_WAY = 8
 """Assignments and calls through which the parts of a text are looked for."""
-# Methods that make a text of one, with the number of the texts that they are given.
-_TAKES = {"lower": 0, "upper": 0, "strip": 0, "capitalize": 0, "title": 0, "replace": 2}
+TEXT_METHODS = frozenset({"lower", "upper", "strip", "capitalize", "title"})
+"""Methods that make a text of one, and are given nothing."""
 
 
-def named_like(machine: Machine, node: ast.AST, written: ast.AST | None, owner: Value) -> Value | None:
-    """Return the functions and classes among which ``getattr(owner, f"start_{how}")`` chooses; None without any.
-
-    ``written`` is the name in what ``node`` looks up.
+def named_member(machine: Machine, node: ast.AST, key: Value, owner: Value) -> Value | None:
+    """Return what a look-up by a name that is not known gives: code among which ``getattr(owner, f"start_{how}")``
+    chooses, one of few classes of a module, or what the name is by default; None where that is not known.
     """
-    template = template_of(machine.frame.module, written) if isinstance(written, ast.expr) else ""
-    if UNKNOWN_PART not in template:
+    written = _written(node)
+    template = template_of(machine.frame.module, written)
+    if UNKNOWN_PART in template:
+        known = len(template.replace(UNKNOWN_PART, "")) >= _SHORTEST
+        like = [name for name in _members(machine, owner) if may_be(template, name)] if known else []
+        held = [attribute_of(machine, owner, name) for name in like]
+        if found := _one_of(held) if known else _ways_to_train(machine, node, owner):
+            return found
+    of_getattr = isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(owner, ProjectModule)
+    if is_varying(key):
         return None
-    if len(template.replace(UNKNOWN_PART, "")) < _SHORTEST:
-        return _ways_to_train(machine, node, owner)
-    members = _members(machine, owner)
-    return _one_of(attribute_of(machine, owner, name) for name in members if may_be(template, name))
+    name = _name_by_default(machine, written, _members(machine, owner))
+    by_default = attribute_of(machine, owner, name) if name else NONE
+    return (one_class_of(machine, owner) if of_getattr else None) or (by_default if _is_code(by_default) else None)
 
 
-def named_by_default(machine: Machine, written: ast.AST | None, key: Value, owner: Value) -> Value | None:
-    """Return the code of a module, or the method of an object, that the default of a setting names; None without."""
-    name = _name_by_default(machine, written, key, _members(machine, owner))
-    found = attribute_of(machine, owner, name) if name else NONE
-    return found if _is_code(found) else None
+def one_class_of(machine: Machine, module: ProjectModule) -> Value | None:
+    """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
+    held = machine.store.held(machine.scope_modules.get(module.name, -1))
+    return _one_of(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
 
 
-def _name_by_default(machine: Machine, written: ast.AST | None, key: Value, names: Collection[object]) -> str:
+def _written(node: ast.AST) -> ast.expr:
+    """Return the name in a look-up: by a subscript, by ``getattr``, or by a method."""
+    if isinstance(node, ast.Subscript):
+        return node.slice
+    of_getattr = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return node.args[of_getattr] if isinstance(node, ast.Call) and len(node.args) > of_getattr else ast.Constant("")
+
+
+def _name_by_default(machine: Machine, written: ast.expr, names: Collection[object]) -> str:
     """Return the one of some names that a text is where each setting in it has its default; empty for none."""
-    known = isinstance(written, ast.expr) and not is_varying(key)
-    found = {text for text in texts_of(machine, written) if text in names} if known else set()  # type: ignore[arg-type]
+    found = {text for text in texts_of(machine, written) if text in names}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -89,18 +101,17 @@ def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | Non
     return _one_of(attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising)
 
 
-def member_of(machine: Machine, written: ast.AST, key: Value, table: DictValue) -> Value | None:
+def member_of(machine: Machine, node: ast.AST, key: Value, table: DictValue) -> Value | None:
     """Return the code that a table has for a key: what the default of a setting names, or one that represents all.
 
     None where neither is known. This is for tables with more members than are followed side by side, and chooses code,
-    no more: a condition on the setting stays open.
+    no more: a condition on the setting stays open. ``node`` is the look-up.
     """
+    if is_varying(key):
+        return None
     members = dict(table.entries)
-    found = members.get(_name_by_default(machine, written, key, members), NONE)
-    if _is_code(found):
-        return found
-    classes = [one for one in members.values() if isinstance(one, ProjectClass)]
-    return _representative(machine, classes) if len(classes) == len(members) and not is_varying(key) else None
+    found = members.get(_name_by_default(machine, _written(node), members), NONE)
+    return found if _is_code(found) else _representative(machine, list(members.values()))
 
 
 def _is_code(value: Value) -> bool:
@@ -109,13 +120,14 @@ def _is_code(value: Value) -> bool:
     return isinstance(value, (Function, ProjectClass, Partial, Instance, ProjectModule))
 
 
-def _representative(machine: Machine, classes: Collection[ProjectClass]) -> Value | None:
+def _representative(machine: Machine, members: Sequence[Value]) -> Value | None:
     """Return the class that adds least to what all of several inherit from one of the project; None without such.
 
     What is found in the inherited code holds whichever class is chosen, for this one has replaced the least of it; what
     is found in the little that is its own holds in a job that chooses it.
     """
-    families = [set(family(machine, cls)) for cls in classes]
+    classes = [one for one in members if isinstance(one, ProjectClass)]
+    families = [set(family(machine, cls)) for cls in classes] if len(classes) == len(members) else []
     shared = families[0].intersection(*families) if families else ()
     return min(classes, key=lambda cls: len(machine.store.names(cls.scope))) if shared else None
 
@@ -138,16 +150,16 @@ def _of_part(machine: Machine, part: ast.expr, depth: int, turns: int) -> Collec
     made = [one for one in frame.module.assigned(around, part) if part not in descend(one)]
     if len(made) == 1:
         return texts_of(machine, made[0], depth, turns)
-    name = part.slice.value if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) else None
-    name = last_name(part) or name
-    if frame.owner is not None and isinstance(part, ast.Name) and name in signature_of(frame.owner.node).all_names:
+    name = last_name(part) or getattr(getattr(part, "slice", None), "value", None)
+    if frame.owner is not None and isinstance(part, ast.Name):
         signature = signature_of(frame.owner.node)
         place = signature.names.index(name) - bool(frame.owner.receiver) if name in signature.names else -1
-        if (given := argument_of(frame.call, name, place)) is not None and len(machine.frames) + depth > 0:
+        given = argument_of(frame.call, part.id, place) if frame.call is not None else None
+        if given is not None and name in signature.all_names:
             return texts_of(machine, given, depth - 1, turns)
-        if isinstance(default := signature.defaults.get(name), ast.Constant):
-            return texts_of(machine, default, depth, turns)
-    return defaults_of(modules, name) if isinstance(name, str) else ()
+        if isinstance(default := signature.defaults.get(part.id), ast.Constant):
+            return (str(default.value),)
+    return defaults_of(modules, name)
 
 
 def _of_call(machine: Machine, call: ast.Call, depth: int, turns: int) -> Collection[str]:
@@ -156,6 +168,6 @@ def _of_call(machine: Machine, call: ast.Call, depth: int, turns: int) -> Collec
     texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     if name in ("get", "getattr") and texts:
         return defaults_of(machine.script.modules, texts[0]) or texts[1:]
-    if isinstance(call.func, ast.Attribute) and _TAKES.get(name) == len(texts) == len(call.args):
-        return [getattr(text, name)(*texts) for text in texts_of(machine, call.func.value, depth, turns)]
+    if isinstance(call.func, ast.Attribute) and name in TEXT_METHODS and not call.args:
+        return [getattr(text, name)() for text in texts_of(machine, call.func.value, depth, turns)]
     return texts_of(machine, call.args[0], depth, turns) if name == "str" and call.args else ()

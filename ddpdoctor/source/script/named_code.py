@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, product
 
 from ddpdoctor.files import regex
@@ -16,8 +16,6 @@ UNKNOWN_PART = "\0"
 MOST_TEXTS = 16
 """Texts that one expression may have: each setting in it mostly has one default."""
 _FIELD = regex(r"%[a-z]|\{[^{}]*\}")
-# Calls that make settings of their keywords.
-_HOLDERS = frozenset({"dict", "Namespace", "SimpleNamespace", "set_defaults"})
 
 
 def spelled(node: ast.expr, of_part: Callable[[ast.expr], Collection[str]]) -> Collection[str]:
@@ -50,7 +48,10 @@ def _filled(node: ast.expr) -> Sequence[ast.expr]:
     first, *texts = _FIELD.split(template.value)
     if len(given) != len(texts):
         given = [ast.Constant(UNKNOWN_PART)] * len(texts)
-    return [ast.Constant(first), *(part for field, text in zip(given, texts) for part in (field, ast.Constant(text)))]
+    return [
+        ast.Constant(first),
+        *(part for field, text in zip(given, texts, strict=True) for part in (field, ast.Constant(text))),
+    ]
 
 
 def template_of(module: Module, node: ast.expr, depth: int = 0) -> str:
@@ -75,6 +76,11 @@ def imports_by_name(module: Module) -> Sequence[ast.Call]:
     return [call for name in names for call in module.calls_by_name.get(name, ()) if call.args]
 
 
+def registers(module: Module, call: ast.AST) -> bool:
+    """Return whether a module is imported for what it registers: nothing is made of it, but for a list of such."""
+    return isinstance(module.parents.get(call), (ast.Expr, ast.ListComp))
+
+
 def absolute_name(module: Module, call: ast.AST, name: str) -> str:
     """Return the name of the module that a call imports, where it may be relative to a package that the call is given.
 
@@ -86,36 +92,39 @@ def absolute_name(module: Module, call: ast.AST, name: str) -> str:
     return absolute(name[level:], level, str(base))
 
 
-def defaults_of(modules: Sequence[Module], name: str) -> Collection[str]:
+def defaults_of(modules: Sequence[Module], name: object) -> Collection[str]:
     """Return the texts that a setting of a name has by default: as an option of the command line, or else elsewhere."""
-    for kind in (0, 1):
-        if found := {text for module in modules for text in _defaults(module)[kind].get(name, ())}:
-            return found
-    return ()
+    found = [{text for module in modules for text in _defaults(module)[kind].get(name, ())} for kind in (0, 1)]
+    return found[0] or found[1]
 
 
 @once
-def _defaults(module: Module) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+def _defaults(module: Module) -> tuple[Mapping[object, set[str]], Mapping[object, set[str]]]:
     """Return the texts by which a module sets options by default, and those in its dicts, fields and attributes."""
-    options: dict[str, set[str]] = {}
-    others: dict[str, set[str]] = {}
+    index = module.index
+    options = [
+        # Of argparse and click by their flags, of absl by their names.
+        (first.value, argument_of(call, "default", 1))
+        if last_name(call.func).startswith("DEFINE_")
+        else (destination(call), argument_of(call, "default"))
+        for call in index.of(ast.Call)
+        if isinstance(first := call.args[0] if call.args else None, ast.Constant)
+    ]
+    others = [
+        (getattr(key, "value", 0), one)
+        for table in index.of(ast.Dict)
+        for key, one in zip(table.keys, table.values, strict=True)
+    ]
+    for one in (*index.of(ast.Assign), *index.of(ast.AnnAssign)):
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+        fields = isinstance(module.body_around(one), ast.Module)  # A function's variable is no setting.
+        others += [(last_name(to), one.value) for to in targets if fields or isinstance(to, ast.Attribute)]
+    return _texts(options), _texts(others)
 
-    def add(found: dict[str, set[str]], name: object, value: ast.AST | None) -> None:
+
+def _texts(settings: Iterable[tuple[object, ast.AST | None]]) -> Mapping[object, set[str]]:
+    found: dict[object, set[str]] = {}
+    for name, value in settings:
         if isinstance(name, str) and isinstance(value, ast.Constant) and isinstance(value.value, str):
             found.setdefault(name, set()).add(value.value)
-
-    for call in module.index.of(ast.Call):
-        first = call.args[0] if call.args else None
-        if isinstance(first, ast.Constant) and isinstance(first.value, str):  # Of argparse, click, or absl's flags.
-            flag = last_name(call.func).startswith("DEFINE_")
-            add(options, first.value if flag else destination(call), argument_of(call, "default", 1 if flag else -1))
-        for word in call.keywords if last_name(call.func) in _HOLDERS else ():
-            add(others, word.arg, word.value)
-    for table in module.index.of(ast.Dict):
-        for key, value in zip(table.keys, table.values, strict=True):
-            add(others, getattr(key, "value", None), value)
-    for assigned in (*module.index.of(ast.Assign), *module.index.of(ast.AnnAssign)):
-        for target in assigned.targets if isinstance(assigned, ast.Assign) else [assigned.target]:
-            key = target.slice if isinstance(target, ast.Subscript) else target
-            add(others, getattr(key, "value", None) if key is not target else last_name(target), assigned.value)
-    return options, others
+    return found

@@ -63,14 +63,12 @@ class Finder:
         return self._found[name]
 
     def within(self, package: str) -> Sequence[str]:
-        """Return the last names of the modules in a package of the project, or in a directory that serves as one."""
-        parts = package.split(".")
-        for place, listing in (
-            self._places if parts[0] not in self._outside and all(map(str.isidentifier, parts)) else ()
-        ):
-            names = _names_in(place.joinpath(*parts)) if parts[0] in listing else ()
+        """Return the names of the modules in a package of the project, or in a directory that serves as one."""
+        head = package.partition(".")[0]
+        for place, listing in self._places if head not in self._outside else ():
+            names = _names_in(place.joinpath(*package.split("."))) if head in listing else ()
             if found := sorted(name[:-3] for name in names if name.endswith(".py") and not name.startswith("__")):
-                return found
+                return [f"{package}.{name}" for name in found]
         return ()
 
     def real(self, path: Path) -> Path:

@@ -34,7 +34,14 @@ from ddpdoctor.source.script.module import (
     once_each,
     parameters_of,
 )
-from ddpdoctor.source.script.named_code import UNKNOWN_PART, absolute_name, imports_by_name, may_be, template_of
+from ddpdoctor.source.script.named_code import (
+    UNKNOWN_PART,
+    absolute_name,
+    imports_by_name,
+    may_be,
+    registers,
+    template_of,
+)
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
@@ -455,16 +462,16 @@ def _wanted(modules: Sequence[Module], finder: Callable[[], Finder]) -> Iterator
         for module in islice(modules, begun, None):
             begun += 1
             yield from ((name, False) for name in _imported(module))
-        for template, registers in dict.fromkeys(
-            one for module in modules[new:] for one in _templates(module, modules)
-        ):
-            package = template.rpartition(".")[0]
-            found = [name for name in finder().within(package) if may_be(template, f"{package}.{name}")]
+        for name, all_run in dict.fromkeys(one for module in modules[new:] for one in _named(module, modules)):
+            *packages, _ = accumulate(name.split("."), "{}.{}".format)
+            listed = finder().within(packages[-1]) if UNKNOWN_PART in name and packages else (name,)
+            found = [one for one in listed if may_be(name, one)]
             few = len(found) <= MODULES_OF_CHOICE
-            words = frozenset[str]() if few else frozenset[str]().union(*map(words_of, modules))
-            yield from ((name, False) for name in accumulate(package.split("."), "{}.{}".format) if found)
-            named = {name: few or name in words for name in found}
-            yield from ((f"{package}.{name}", meant) for name, meant in named.items() if meant or registers)
+            yield from ((one, False) for one in packages)
+            for one in found:
+                named = few or any(one.rpartition(".")[2] in words_of(module) for module in modules)
+                if named or all_run:
+                    yield one, named
 
 
 @all_once
@@ -474,18 +481,14 @@ def _imported(module: Module) -> Iterator[str]:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
-    for call in imports_by_name(module):
-        name = absolute_name(module, call, template_of(module, call.args[0]))
-        yield from accumulate(name.split(".") if UNKNOWN_PART not in name else (), "{}.{}".format)
 
 
-def _templates(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
-    """Yield names with parts that are not known by which a module imports others, and whether that is all it does."""
+def _named(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
+    """Yield the names by which calls in a module import others, and whether that is all that they do."""
     for call in imports_by_name(module):
         for where, given in _given(module, call.args[0], modules):
             name = absolute_name(module, call, template_of(where, given))
-            if UNKNOWN_PART in name:
-                yield name, isinstance(module.parents.get(call), ast.Expr)
+            yield name, registers(module, call)
 
 
 def note_gap(script: Script, text: str) -> None:

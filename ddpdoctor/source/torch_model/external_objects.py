@@ -20,11 +20,10 @@ from ddpdoctor.source.interpreter.attributes import (
     makers_of,
     promised_by_name,
 )
-from ddpdoctor.source.interpreter.named_members import named_by_default, named_like, texts_of
+from ddpdoctor.source.interpreter.named_members import named_member, one_class_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    MAXIMUM_OPTIONS,
     NONE,
     OPAQUE,
     OWN_LENGTH,
@@ -75,7 +74,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     origin_of,
 )
-from ddpdoctor.source.script.module import DEFINITIONS, Module, argument_of, descend_outside, last_name
+from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
 from ddpdoctor.source.script.named_code import template_of
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import (
@@ -554,47 +553,21 @@ def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
-    written = argument_of(node, "name", 1)
-    if len(positional) >= 2 and (like := named_like(machine, node, written, positional[0])) is not None:
-        return like
-    if len(positional) == 2 and not is_varying(positional[1]):
-        of_few = _class_of_module(machine, positional[0]) if isinstance(positional[0], ProjectModule) else None
-        return of_few or named_by_default(machine, written, positional[1], positional[0]) or derived(positional)
+    if len(positional) >= 2 and (member := named_member(machine, node, positional[1], positional[0])) is not None:
+        return member
     return derived(positional)
 
 
 def read_text(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``.
-
-    What a name is by default counts where many are possible.
-    """
+    """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``."""
     written = node.args[0] if isinstance(node, ast.Call) and node.args else ast.Constant("")
-    found = _named(machine, template_of(machine.frame.module, written))
-    if not isinstance(found, Unknown):
-        return found
-    texts = texts_of(machine, written)
-    by_default = _named(machine, *texts) if len(texts) == 1 else OPAQUE
-    return by_default if isinstance(by_default, (Function, ProjectClass)) else derived(given.positional)
-
-
-def _named(machine: Machine, text: str) -> Value:
-    """Return what a dotted name stands for, or one of the classes of a module where its last part is not known."""
-    first, *names = text.split(".")
+    first, *names = template_of(machine.frame.module, written).split(".")
     owner = machine.lookup(first) if first.isidentifier() else OPAQUE
     for name in names:
         if isinstance(owner, ProjectModule) and not name.isidentifier():
-            return _class_of_module(machine, owner) or OPAQUE
+            return one_class_of(machine, owner) or OPAQUE
         owner = attribute_of(machine, owner, name) if name.isidentifier() else OPAQUE
-    return owner if isinstance(owner, (Function, ProjectClass)) else OPAQUE
-
-
-def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
-    """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
-    held = machine.store.held(machine.scope_modules.get(module.name, -1))
-    classes = tuple(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
-    if len(classes) > MAXIMUM_OPTIONS:
-        return None
-    return OneOf(classes) if len(classes) > 1 else classes[0] if classes else None
+    return owner if isinstance(owner, (Function, ProjectClass)) else derived(given.positional)
 
 
 # Sizes of tensors made by torch's factories from constants: elements and bytes.
