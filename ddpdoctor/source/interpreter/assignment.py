@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
 from ddpdoctor.source.events import Guard
-from ddpdoctor.source.interpreter.attributes import makes_model
-from ddpdoctor.source.interpreter.named_members import TEXT_METHODS, member_of
+from ddpdoctor.source.interpreter.attributes import TEXT_METHODS, makes_model, member_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

@@ -13,10 +13,15 @@ from ddpdoctor.source.interpreter.assignment import (
     overwrite,
     scope_of,
 )
-from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
+from ddpdoctor.source.interpreter.attributes import (
+    attribute_of,
+    guess_from_name,
+    named_member,
+    owns_attributes,
+    text_of,
+)
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.named_members import named_member
 from ddpdoctor.source.interpreter.operators import binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

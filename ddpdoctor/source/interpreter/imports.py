@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from functools import partial, reduce
 
-from ddpdoctor.source.interpreter.named_members import texts_of
+from ddpdoctor.source.interpreter.attributes import texts_of
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

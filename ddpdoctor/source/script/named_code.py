@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.script.launch_facts import destination
-from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name, once
+from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name, once, parameters_of
 
 UNKNOWN_PART = "\0"
 """Stands in a text for a part that is not known."""
@@ -76,6 +76,20 @@ def imports_by_name(module: Module) -> Sequence[ast.Call]:
     return [call for name in names for call in module.calls_by_name.get(name, ()) if call.args]
 
 
+def given_for(module: Module, expression: ast.expr, callers: Iterable[Module]) -> Iterator[tuple[Module, ast.expr]]:
+    """Yield an expression, with its module; of a parameter, what calls of its function in some modules pass for it."""
+    function = module.body_around(expression)
+    names = parameters_of(function) if isinstance(function, ast.FunctionDef) else []
+    if not isinstance(expression, ast.Name) or expression.id not in names or not isinstance(function, ast.FunctionDef):
+        yield module, expression
+        return
+    place = names.index(expression.id) - (names[0] == "self")
+    for caller in callers:
+        for call in caller.calls_by_name.get(function.name, ()) if function.name in caller.text else ():
+            if (given := argument_of(call, expression.id, place)) is not None:
+                yield caller, given
+
+
 def registers(module: Module, call: ast.AST) -> bool:
     """Return whether a module is imported for what it registers: nothing is made of it, but for a list of such."""
     return isinstance(module.parents.get(call), (ast.Expr, ast.ListComp))
@@ -115,10 +129,11 @@ def _defaults(module: Module) -> tuple[Mapping[object, set[str]], Mapping[object
         for table in index.of(ast.Dict)
         for key, one in zip(table.keys, table.values, strict=True)
     ]
-    for one in (*index.of(ast.Assign), *index.of(ast.AnnAssign)):
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-        fields = isinstance(module.body_around(one), ast.Module)  # A function's variable is no setting.
-        others += [(last_name(to), one.value) for to in targets if fields or isinstance(to, ast.Attribute)]
+    assigned = [(to, one.value) for one in index.of(ast.Assign) for to in one.targets]
+    for target, value in (*assigned, *((one.target, one.value) for one in index.of(ast.AnnAssign))):
+        # A function's variable is no setting.
+        if isinstance(target, ast.Attribute) or isinstance(module.body_around(target), ast.Module):
+            others.append((last_name(target), value))
     return _texts(options), _texts(others)
 
 

@@ -24,7 +24,6 @@ from ddpdoctor.source.script.module import (
     LEAVES,
     Module,
     all_once,
-    argument_of,
     children_of,
     deep_recursion,
     descend,
@@ -32,11 +31,11 @@ from ddpdoctor.source.script.module import (
     last_name,
     once,
     once_each,
-    parameters_of,
 )
 from ddpdoctor.source.script.named_code import (
     UNKNOWN_PART,
     absolute_name,
+    given_for,
     imports_by_name,
     may_be,
     registers,
@@ -62,7 +61,7 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
     if "sys.path" not in module.text and "addsitedir" not in module.text:
         return
     for expression in _added(module):
-        for _, given in _given(module, expression, (module,)):
+        for _, given in given_for(module, expression, (module,)):
             text = _path(module, given, _assigned(module), 0)
             for base in bases if text else ():
                 place = Path(os.path.normpath(base / text))
@@ -85,20 +84,6 @@ def _added(module: Module) -> Iterator[ast.expr]:
 
 def _entries(expression: ast.expr) -> Sequence[ast.expr]:
     return expression.elts if isinstance(expression, (ast.List, ast.Tuple)) else ()
-
-
-def _given(module: Module, expression: ast.expr, callers: Iterable[Module]) -> Iterator[tuple[Module, ast.expr]]:
-    """Yield an expression, with its module; of a parameter, what calls of its function pass for it."""
-    function = module.body_around(expression)
-    names = parameters_of(function) if isinstance(function, ast.FunctionDef) else []
-    if not isinstance(expression, ast.Name) or expression.id not in names or not isinstance(function, ast.FunctionDef):
-        yield module, expression
-        return
-    place = names.index(expression.id) - (names[0] == "self")
-    for caller in callers:
-        for call in caller.calls_by_name.get(function.name, ()) if function.name in caller.text else ():
-            if (given := argument_of(call, expression.id, place)) is not None:
-                yield caller, given
 
 
 @once
@@ -486,7 +471,7 @@ def _imported(module: Module) -> Iterator[str]:
 def _named(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
     """Yield the names by which calls in a module import others, and whether that is all that they do."""
     for call in imports_by_name(module):
-        for where, given in _given(module, call.args[0], modules):
+        for where, given in given_for(module, call.args[0], modules):
             name = absolute_name(module, call, template_of(where, given))
             yield name, registers(module, call)
 

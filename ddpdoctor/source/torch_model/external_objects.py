@@ -18,9 +18,10 @@ from ddpdoctor.source.interpreter.attributes import (
     items_of,
     lacks,
     makers_of,
+    named_member,
+    one_class_of,
     promised_by_name,
 )
-from ddpdoctor.source.interpreter.named_members import named_member, one_class_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
