@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.source.interpreter.values import RANKS, Const, PerRank, is_varying, join
+from ddpdoctor.source.script.script import read_script
 from tests.source.marked import HEAD, places, written
 
 PARSER = """
@@ -309,6 +311,58 @@ def test_what_lightning_trains_is_followed(default: str, synchronised: bool, tmp
     assert [code for code, _ in places(path, "DDP606")] == ([] if synchronised else ["DDP606"])
 
 
+def test_a_module_that_two_arms_import_is_run_for_both(tmp_path: Path) -> None:
+    text = """
+    if len(sys.argv) > 1:
+        from second import NUMBER
+    else:
+        from ways import Way1
+        Way1().fit()
+    """
+    files = {
+        "train.py": JOIN + textwrap.dedent(text),
+        "second.py": "from ways import Way1\nNUMBER = 1\n",
+        "ways.py": with_fault(classes(1), 1),
+    }
+    assert places(project(tmp_path, files), "DDP301") == marked(tmp_path)
+
+
+@pytest.mark.parametrize("test", ["args.main", "args.rank < 100"])
+@pytest.mark.parametrize("rank", ["args.rank += index", "args.rank = args.rank + index"])
+def test_a_number_that_is_added_to_a_rank_makes_the_rank(rank: str, test: str, tmp_path: Path) -> None:
+    text = f"""
+    def begin(args):
+        args.gpus = torch.cuda.device_count()
+        if "SLURM_JOB_ID" in os.environ:
+            args.rank = int(os.getenv("SLURM_NODEID")) * args.gpus
+        else:
+            args.rank = 0
+
+    def work(index, args):
+        if args.cluster:
+            args.rank = args.job.global_rank
+        else:
+            {rank}
+        dist.init_process_group("gloo", rank=args.rank, world_size=args.size)
+        args.main = args.rank == 0
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        if {test}:
+            torch.save(model.state_dict(), "model.pt")
+
+    if __name__ == "__main__":
+        args = options()
+        begin(args)
+        mp.spawn(work, args=(args,), nprocs=args.gpus)
+    """
+    found = places(written(tmp_path, PARSER + textwrap.dedent(text)), "DDP601")
+    assert [code for code, _ in found] == ([] if test == "args.main" else ["DDP601"])
+
+
+def test_one_of_two_numbers_that_differ_by_rank_differs_by_rank() -> None:
+    one, other = (PerRank(tuple(Const(first + rank) for rank in RANKS)) for first in (0, 4))
+    assert is_varying(join(one, other))
+
+
 def test_a_trainer_behind_thirty_modules_is_read(tmp_path: Path) -> None:
     files = {
         "train.py": JOIN + OPTION + "import parts\nimport ways\ngetattr(ways, args.way)()\n",
@@ -320,6 +374,4 @@ def test_a_trainer_behind_thirty_modules_is_read(tmp_path: Path) -> None:
     }
     for name, text in files.items():
         written(tmp_path, text, name, head=HEAD if name == "train.py" else "")
-    from ddpdoctor.source.script.script import read_script
-
     assert "deep" in {module.name for module in read_script(tmp_path / "train.py").modules}

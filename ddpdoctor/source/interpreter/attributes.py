@@ -397,12 +397,14 @@ def named_member(machine: Machine, node: ast.AST, key: Value, owner: Value) -> V
         held = [attribute_of(machine, owner, name) for name in like]
         if found := _one_of(held) if known else _ways_to_train(machine, node, owner):
             return found
-    of_getattr = isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(owner, ProjectModule)
     if is_varying(key):
         return None
+    of_getattr = isinstance(node, ast.Call) and len(node.args) == 2
+    if of_getattr and isinstance(owner, ProjectModule) and (of_few := one_class_of(machine, owner)):
+        return of_few
     name = _name_by_default(machine, written, _members(machine, owner))
     by_default = attribute_of(machine, owner, name) if name else NONE
-    return (one_class_of(machine, owner) if of_getattr else None) or (by_default if _is_code(by_default) else None)
+    return by_default if _is_code(by_default) else None
 
 
 def one_class_of(machine: Machine, module: ProjectModule) -> Value | None:

@@ -54,10 +54,8 @@ def import_by_name(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     run where nothing is made of the result: they are imported for what they register.
     """
     name = constant(given.value("name", 0) or UNIFORM)
-    if isinstance(name, str):
-        found = [absolute_name(machine.frame.module, node, name)]
-    else:
-        found = _possible(machine, node)
+    known = (absolute_name(machine.frame.module, node, name),) if isinstance(name, str) else ()
+    found = known or _possible(machine, node)
     if not all(one.replace(".", "").isidentifier() for one in found):
         return OPAQUE
     modules = [_module_value(machine, one) for one in found]

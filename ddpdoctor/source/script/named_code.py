@@ -124,7 +124,7 @@ def _defaults(module: Module) -> tuple[Mapping[object, set[str]], Mapping[object
         for call in index.of(ast.Call)
         if isinstance(first := call.args[0] if call.args else None, ast.Constant)
     ]
-    others = [
+    others: list[tuple[object, ast.expr | None]] = [
         (getattr(key, "value", 0), one)
         for table in index.of(ast.Dict)
         for key, one in zip(table.keys, table.values, strict=True)
