@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.source.interpreter.values import RANKS, Const, PerRank, is_varying, join
+from ddpdoctor.source.script.named_code import UNKNOWN_PART, may_be
 from ddpdoctor.source.script.script import read_script
 from tests.source.marked import HEAD, places, written
 
@@ -356,6 +357,45 @@ def test_a_number_that_is_added_to_a_rank_makes_the_rank(rank: str, test: str, t
     """
     found = places(written(tmp_path, PARSER + textwrap.dedent(text)), "DDP601")
     assert [code for code, _ in found] == ([] if test == "args.main" else ["DDP601"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "'ways.' + " + " + ".join(["name"] * 3000),
+        "'ways.' + " + "('a' + " * 90 + "name" + ")" * 90,
+        "'{}'.format(" * 90 + "name" + ")" * 90,
+        "'{b}.{a}'.format(a='plain', b=name)",
+        "'%s.%s' % name",
+        "'..' + name",
+        "''",
+        "name",
+    ],
+    ids=range(8),
+)
+def test_a_name_of_any_form_is_read(name: str, tmp_path: Path) -> None:
+    text = JOIN + f"import importlib\nname = sys.argv[1]\nimportlib.import_module({name}).fit(None)\n"
+    files = {"train.py": text, "ways/plain.py": BAD, **{f"ways/other{n}.py": GOOD for n in range(12)}}
+    assert places(project(tmp_path, files), "DDP301") == []
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "fits"),
+    [
+        ("ways.?", "ways.plain", True),
+        ("ways.?", "ways.", True),
+        ("ways.?", "ways.deep.plain", False),
+        ("run_?_on_?", "run_this_on_that", True),
+        ("run_?_on_?", "run_this", False),
+        ("?_?", "a_b_c", True),
+        ("ab?ba", "aba", False),
+        ("?", "any", True),
+        ("plain", "plain", True),
+        ("?_" * 40 + "!", "_" * 79, False),
+    ],
+)
+def test_a_name_fits_what_is_known_of_it(template: str, name: str, fits: bool) -> None:
+    assert may_be(template.replace("?", UNKNOWN_PART), name) is fits
 
 
 def test_one_of_two_numbers_that_differ_by_rank_differs_by_rank() -> None:

@@ -498,7 +498,8 @@ def _of_part(machine: Machine, part: ast.expr, depth: int, turns: int) -> Collec
     if isinstance(value, BoundMethod):
         return defaults_of(modules, value.name)
     around = frame.owner.node if frame.owner is not None else frame.module.tree
-    made = [one for one in frame.module.assigned(around, part) if part not in descend(one)]
+    made = [one for one in frame.module.assigned(around, part) if frame.module.body_around(one) is around]
+    made = [one for one in made if part not in descend(one)]
     if len(made) == 1:
         return texts_of(machine, made[0], depth, turns)
     name = last_name(part) or getattr(getattr(part, "slice", None), "value", None)

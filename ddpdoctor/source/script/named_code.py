@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 
@@ -22,16 +21,17 @@ def spelled(node: ast.expr, of_part: Callable[[ast.expr], Collection[str]]) -> C
     """Return the texts that an expression puts together; ``of_part`` gives those of parts that are not written out."""
     if isinstance(node, ast.Constant):
         return (str(node.value),)
+    parts = list(_filled(node))
     if isinstance(node, ast.JoinedStr):
-        parts: Sequence[ast.expr] = [
-            part.value if isinstance(part, ast.FormattedValue) else part for part in node.values
-        ]
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        parts = [node.left, node.right]
-    else:
-        parts = _filled(node)
+        parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
+    first = node
+    while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):  # A sum is as deep as it has terms.
+        parts.insert(0, first.right)
+        first = first.left
     if not parts:
         return of_part(node)
+    if first is not node:
+        parts.insert(0, first)
     return ["".join(texts) for texts in islice(product(*(spelled(part, of_part) for part in parts)), MOST_TEXTS)]
 
 
@@ -46,7 +46,8 @@ def _filled(node: ast.expr) -> Sequence[ast.expr]:
     if not isinstance(template, ast.Constant) or not isinstance(template.value, str):
         return ()
     first, *texts = _FIELD.split(template.value)
-    if len(given) != len(texts):
+    in_order = len(texts) == 1 or all(len(field) == 2 for field in _FIELD.findall(template.value))
+    if len(given) != len(texts) or not in_order:
         given = [ast.Constant(UNKNOWN_PART)] * len(texts)
     return [
         ast.Constant(first),
@@ -66,8 +67,14 @@ def template_of(module: Module, node: ast.expr, depth: int = 0) -> str:
 
 
 def may_be(template: str, name: str) -> bool:
-    """Return whether a text with parts that are not known may be a name."""
-    return re.fullmatch(re.escape(template).replace(UNKNOWN_PART, r"\w*"), name) is not None
+    """Return whether a text with parts that are not known may be a name; it has as many dots."""
+    first, *texts = template.split(UNKNOWN_PART)
+    if not texts or name.count(".") != template.count("."):
+        return name == template
+    place = len(first) if name.startswith(first) else -1
+    for text in texts[:-1]:  # The first fit leaves most: no regular expression, which tries every other one, too.
+        place = -1 if place < 0 or (found := name.find(text, place)) < 0 else found + len(text)
+    return 0 <= place <= len(name) - len(texts[-1]) and name.endswith(texts[-1])
 
 
 def imports_by_name(module: Module) -> Sequence[ast.Call]:
