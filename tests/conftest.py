@@ -13,6 +13,7 @@ import fcntl
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,28 @@ FAST = ("catalogue", "checks", "config", "diagnosis", "findings", "fix", "record
 
 
 LONG_NAMES = Path(__file__).parent / "long.txt"
-LONG = frozenset(LONG_NAMES.read_text(encoding="utf-8").split())
+LONG = dict(line.partition(" ")[::2] for line in LONG_NAMES.read_text(encoding="utf-8").splitlines())
 """Tests of more than 4 s of CPU time, or that took more than 11 s at a load of 15: 400 of 5,900, which took six
-sevenths of the time of all. Of each kind of real job one is left to the default run."""
+sevenths of the time of all. Of each kind of real job one is left to the default run. A number behind a name is that of
+the rows that CI runs: of 21 examples of one mechanism it runs 8, and the command of the table runs all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the pure rooms as ``fast``, and those that are listed as ``long``."""
+    """Mark the tests of the pure rooms as ``fast``, those that are listed as ``long``, and more rows of them ``full``.
+
+    Where rows have a mark of their own, the others stay in the default run.
+    """
     tests = Path(__file__).parent
-    for item in items:
-        name = item.nodeid.partition("[")[0]
-        if name.removeprefix("tests/") in LONG:
+    names = {item: item.nodeid.partition("[")[0].removeprefix("tests/") for item in items}
+    by_row = {names[item] for item in items if item.get_closest_marker("long") is not None}
+    rows: Counter[str] = Counter()
+    for item, name in names.items():
+        if name in LONG and name not in by_row:
             item.add_marker(pytest.mark.long)
+        if LONG.get(name) and item.get_closest_marker("long") is not None:
+            rows[name] += 1
+            if rows[name] > int(LONG[name]):
+                item.add_marker(pytest.mark.full)
         if item.path.relative_to(tests).parts[0] in FAST and item.get_closest_marker("full") is None:
             item.add_marker(pytest.mark.fast)
 

@@ -386,12 +386,21 @@ def lone_changes(projection: Projection) -> Iterator[Finding]:
         if not _is_trained_after(projection, event):
             continue  # As where the first rank loads the best weights to test them.
         wrap = next((wrap for wrap in wraps if wrap.ordinal < event.ordinal), None)
+        if wrap is not None and what == "load" and _is_wrapped_later(wraps, event):
+            wrap = None  # A second model beside the trained one, as to test what was saved.
         if what == "parameters" and _may_be_alike(projection, wraps):
             continue
         if what not in ("load", "parameters") or wrap:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
             apart = wrap if what in ("load", "parameters") else None
             yield _lone_change(event, guard, _LONE[what], shown, apart)
+
+
+def _is_wrapped_later(wraps: Sequence[Event], event: Event) -> bool:
+    """Return whether the wrap that makes alike what an event changes comes after it."""
+    changed = set(numbers_of(event.receiver))
+    ordinals = [one.ordinal for one in wraps if changed & set(numbers_of(one.argument("module", 0)))]
+    return bool(ordinals) and min(ordinals) > event.ordinal
 
 
 def _may_be_alike(projection: Projection, wraps: Sequence[Event]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
 ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
     " that launches it; `--static` reads the source only."
+)
+_MEMORY_HINT = (
+    "Ask the kernel whether memory ran out (`dmesg | grep -i oom`): then choose a smaller model or batch with the"
+    " script's own arguments."
+)
+_CRASH_HINT = (
+    "Start the script with its own launcher and PYTHONFAULTHANDLER=1: where it crashes there too, the line is shown;"
+    " where it does not, the rehearsal is at fault. `--static` reads the source only."
 )
 _INPUT_HINT = "Ranks cannot read from a terminal: let the script take this from its arguments, after `--`."
 _PORT_HINT = (
@@ -418,7 +427,10 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
         if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
             reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, hint_for(raised, root, script, record.job), _last_lines(output), told_by)
+    hint = hint_for(raised, root, script, record.job)
+    if raised is None and first.signal:
+        hint = _MEMORY_HINT if first.signal == signal.SIGKILL else _CRASH_HINT
+    return _Judgement("failed", reason, hint, _last_lines(output), told_by)
 
 
 def _speaks_for(raised: RankException) -> frozenset[Trouble]:

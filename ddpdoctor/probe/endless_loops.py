@@ -321,10 +321,19 @@ def _is_one(value: object, module: str, name: str) -> bool:
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
+def _may_go(tensor: Any, size_bytes: int) -> bool:
+    """Return whether the memory of a tensor is part of a larger one, or gone: FSDP lets go of that between forwards.
+
+    What is read then ends the process, and this is read beside the thread that trains.
+    """
+    return bool(tensor.requires_grad or tensor.untyped_storage().nbytes() != size_bytes)
+
+
 def _content(value: Any) -> object:
     """Return what a small tensor or array holds, and of others which it is; None for anything else."""
     if _is_one(value, "torch", "Tensor"):
-        if str(value.device) != "cpu" or value.is_sparse or value.numel() * value.element_size() > _DIGESTED_BYTES:
+        size_bytes = value.numel() * value.element_size()
+        if str(value.device) != "cpu" or value.is_sparse or size_bytes > _DIGESTED_BYTES or _may_go(value, size_bytes):
             return id(value), int(value._version)
         return tuple(value.shape), hash(tuple(value.detach().reshape(-1).tolist()))
     if _is_one(value, "numpy", "ndarray"):

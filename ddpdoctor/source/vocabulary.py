@@ -102,6 +102,12 @@ _MOVED = (
     ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
     ("accelerate.accelerator.Accelerator", "accelerate.Accelerator"),
     ("torch.nn.modules.", "torch.nn."),
+    *(
+        (f"{package}.trainer.{part}", f"{package}.")
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for part in ("trainer.", "")
+    ),
+    ("lightning.fabric.fabric.", "lightning.fabric."),
     ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
     ("torch.distributed._composable.fsdp.fully_shard.", "torch.distributed.fsdp."),
     ("torch.distributed._composable.fsdp.", "torch.distributed.fsdp."),

@@ -275,3 +275,14 @@ def test_a_script_that_the_rehearsal_ended_is_not_said_to_have_ended() -> None:
 def _raised(type_name: str, message: str, line: int, time_ns: int, communication: bool = False) -> RankException:
     frames = (Frame(file=TRAIN, line=line, function="main"),)
     return RankException(time_ns=time_ns, type=type_name, message=message, frames=frames, communication=communication)
+
+
+@pytest.mark.parametrize(("number", "words"), [(9, "whether memory ran out"), (11, "PYTHONFAULTHANDLER=1")])
+def test_a_rank_that_a_signal_killed_is_not_short_of_arguments(number: int, words: str) -> None:
+    job = JobBuilder(2)
+    job.leave(0, "signalled", signal=number)
+    job.leave(1, "finished", main_finished=True)
+    section = judge(job.record(), ROOT)
+    assert section.status == "failed"
+    assert section.reason.startswith("rank 0 was killed by SIG")
+    assert words in section.hint

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
 import pytest
 
-from tests.check_command import check
+from tests.check_command import check, with_our_tree
 
 JOB = """
 import itertools
@@ -233,3 +235,23 @@ def test_a_long_wait_without_a_proof_is_inconclusive_and_says_for_whom(tmp_path:
     rehearsal, finding = _examined(tmp_path, _stream(f"{dedent(late)}\n{dedent(_READ)}"), 60)
     assert not finding, finding["title"]
     assert rehearsal["hint"].startswith("Rank 0 waited ") and "s for rank 1" in rehearsal["hint"], rehearsal
+
+
+FREED = """
+import torch
+from ddpdoctor.probe.endless_loops import _content
+
+flag = torch.zeros(4)
+kept = _content(flag)
+flag[2] = 1
+assert _content(flag) != kept
+flat = torch.ones(64)
+part = flat[32:48]
+flat.untyped_storage().resize_(0)  # as FSDP lets go of parameters between two forwards
+assert _content(part) == _content(part)
+assert _content(flat) == _content(flat)
+"""
+
+
+def test_memory_that_was_let_go_of_is_not_read() -> None:
+    subprocess.run([sys.executable, "-c", FREED], check=True, env=with_our_tree(), timeout=120)

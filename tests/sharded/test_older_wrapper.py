@@ -60,6 +60,20 @@ BUILDS = {
         "model = FSDP(bare, device_id=device, sync_module_states=True, param_init_fn=empty)"
     ),
     "offloaded": "model = FSDP(net(), device_id=device, cpu_offload=CPUOffload(offload_params=True))",
+    "as replicas of shards of a node": (
+        "wrap = functools.partial(size_based_auto_wrap_policy, min_num_params=200)\\n"
+        "hybrid = ShardingStrategy.HYBRID_SHARD\\n"
+        "model = FSDP(net(), device_id=local_rank, auto_wrap_policy=wrap, sharding_strategy=hybrid)"
+    ),
+    "and its whole state is offloaded to one rank": (
+        "from torch.distributed.fsdp import FullStateDictConfig, StateDictType\\n"
+        "model = FSDP(net(), device_id=device)\\n"
+        "model(torch.randn(4, 8, device=device)).sum().backward()\\n"
+        "whole = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)\\n"
+        "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole):\\n"
+        "    state = model.state_dict()\\n"
+        "assert len(state) == (4 if dist.get_rank() == 0 else 0)"
+    ),
     "as replicas of shards": (
         "mesh = init_device_mesh('cuda', (1, 2), mesh_dim_names=('replicate', 'shard'))\\n"
         "model = FSDP(net(), device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)"

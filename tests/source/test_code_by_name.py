@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.source.interpreter.values import RANKS, Const, PerRank, is_varying, join
-from ddpdoctor.source.script.named_code import UNKNOWN_PART, may_be
 from ddpdoctor.source.script.script import read_script
+from ddpdoctor.source.script.written_paths import UNKNOWN_PART, may_be
 from tests.source.marked import HEAD, places, written
 
 PARSER = """

@@ -9,7 +9,8 @@ import pytest
 from ddpdoctor.checks.launch import missing_rank_environment, missing_set_device
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.script.script import LEVELS_DOWN, Script, exports, read_script
+from ddpdoctor.source.script.script import Script, exports, read_script
+from ddpdoctor.source.script.written_paths import LEVELS_DOWN
 
 SPAWNING = """
 import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ def install(torch: Any, devices: Devices) -> None:
     average_on_gloo(torch)
     _Backends(torch, devices).install()
     _ddp(torch, devices)
-    after_import("torch.distributed.fsdp._init_utils", _not_to_refuse_the_cpu)
+    after_import("torch.distributed.fsdp._init_utils", lambda module: _not_to_refuse_the_cpu(module, devices))
     after_import("torch.distributed.fsdp._fully_shard._fsdp_init", lambda module: _on_the_cpus_mesh(torch, module))
     after_import(
         "torch.distributed.fsdp.fully_sharded_data_parallel", lambda module: _older_fsdp(torch, module, devices)
@@ -211,11 +212,30 @@ def _older_fsdp(torch: Any, module: Any, devices: Devices) -> None:
         construct(**{**given, "device_id": torch.device("cpu"), "cpu_offload": None}, **further)
 
     fsdp.__init__ = _by_name(construct, on_cpu)
+    handle = getattr(sys.modules.get("torch.distributed.fsdp._flat_param"), "FlatParamHandle", None)
+    if handle is not None:
+        _moved_by_a_copy(handle)
 
 
-def _not_to_refuse_the_cpu(module: Any) -> None:
-    """Let ``sync_module_states`` broadcast parameters that are on the CPU, which gloo can."""
+def _moved_by_a_copy(handle: Any) -> None:
+    """Let what is offloaded to the CPU be a copy, as of a GPU: FSDP lets go of the original at once."""
+
+    @replaces("flat_param_to", handle)
+    def flat_param_to(move: Any, self: Any, *target: Any, **options: Any) -> None:
+        move(self, *target, **{**options, "copy": True})
+
+
+def _not_to_refuse_the_cpu(module: Any, devices: Devices) -> None:
+    """Let ``sync_module_states`` broadcast parameters that are on the CPU, which gloo can.
+
+    A hybrid shards among the GPUs of a node, of which a CPU says that there is one.
+    """
     module._check_module_states_for_sync_module_states = lambda states: None
+    if hasattr(module, "_init_intra_and_inter_node_groups"):
+
+        @replaces("_init_intra_and_inter_node_groups", module)
+        def _init_intra_and_inter_node_groups(make: Any, group: Any, num_devices_per_node: int) -> Any:
+            return make(group, devices.count())
 
 
 def _on_the_cpus_mesh(torch: Any, module: Any) -> None:

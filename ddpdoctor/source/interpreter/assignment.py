@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     MEMBERS,
     NONE,
     OPAQUE,
+    OPEN,
     OWN_ROWS,
     UNIFORM,
     Arguments,
@@ -39,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     constant,
     derived,
+    is_open,
     is_varying,
     join,
     never_none,
@@ -136,6 +138,9 @@ def item_at(value: Value, key: object) -> Value:
 
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     owner = machine.evaluate(target.value)
+    if isinstance(owner, DictValue) and is_open(owner):
+        _fill(machine, target.value, DictValue(tuple({**dict(owner.entries), target.attr: value}.items())))
+        return
     scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
     if isinstance(owner, ProjectClass):
         scope = owner.scope
@@ -168,7 +173,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         machine.agreed_items.update(number for kind, number in tags_of(container) if kind == "batch")
     key = constant(index)
     if has_own_keys(machine, target, container, index) or _gives_key_by_own_test(machine, container, index):
-        assign_to(machine, target.value, Unknown(True, False, derived((value, index)).tags | {MEMBERS}))
+        _fill(machine, target.value, Unknown(True, False, derived((value, index)).tags | {MEMBERS}))
     elif isinstance(container, DictValue) and key is not ...:
         entries = dict(container.entries)
         known = entries.get(key)
@@ -176,18 +181,14 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
             return  # 1,000 times the same in a dict of 5,000 keys took 1.6 s of copies.
         entries[key] = value
         changed = DictValue(tuple(entries.items()))
-        if isinstance(target.value, ast.Name) and isinstance(value, (Function, ProjectClass)):
-            # A registry, which is often filled by a decorator, far from where its name belongs.
-            machine.assign(machine.scope_that_holds(target.value.id), target.value.id, changed)
-        else:
-            assign_to(machine, target.value, changed)
+        _fill(machine, target.value, changed)
     elif isinstance(container, OneOf) and key is not ... and {type(one) for one in container.options} == {DictValue}:
         held_by = [{**dict(one.entries), key: value} for one in container.options if isinstance(one, DictValue)]
         either: list[Value] = [DictValue(tuple(one.items())) for one in held_by]
-        assign_to(machine, target.value, reduce(partial(join, varying=container.varying), either))
+        _fill(machine, target.value, reduce(partial(join, varying=container.varying), either))
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         mixture = derived((container, value), held := parts_held(machine, value))
-        assign_to(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)
+        _fill(machine, target.value, Unknown(True, False, mixture.tags) if held else mixture)
 
 
 # What a rank's own keys come from: its data, or its draws.
@@ -229,10 +230,18 @@ def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
     while isinstance(node, (ast.Subscript, ast.Starred)):
         node = node.value
     if isinstance(node, (ast.Name, ast.Attribute)):
-        assign_to(machine, node, value)
+        _fill(machine, node, value)
     elif isinstance(node, (ast.List, ast.Tuple)):
         for element in node.elts:
             overwrite(machine, element, value)
+
+
+def _fill(machine: Machine, held: ast.expr, value: Value) -> None:
+    """Give what a variable, an attribute or an item holds another content: the variable stays whose it is."""
+    if isinstance(held, ast.Name):
+        machine.assign(machine.scope_that_holds(held.id), held.id, value)
+    else:
+        assign_to(machine, held, value)
 
 
 _MUTATORS = frozenset(
@@ -258,7 +267,8 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
             return classes
         if key is ...:
             return derived(arguments[1:])
-        return next((entry for known, entry in receiver.entries if known == key), (*arguments[1:], NONE)[0])
+        held = dict(receiver.entries)
+        return held.get(key, held.get(OPEN, (*arguments[1:], NONE)[0]))
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             mutated = _mutated(machine, receiver, name, _given(node, arguments))

@@ -42,7 +42,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
 from ddpdoctor.source.script.module import argument_of, descend, last_name
-from ddpdoctor.source.script.named_code import UNKNOWN_PART, defaults_of, may_be, spelled, template_of
+from ddpdoctor.source.script.written_paths import UNKNOWN_PART, defaults_of, may_be, spelled, template_of
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,

@@ -48,6 +48,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     derived,
+    is_open,
     is_varying,
     merged_results,
     stamped,
@@ -125,6 +126,7 @@ def arguments_of(machine: Machine, node: ast.Call) -> Arguments:
             named[keyword.arg] = value
         elif (settings := settings_of(value)) is not None:
             named.update(settings)
+            complete = complete and not is_open(value)
         else:
             complete = False
             named[OF_UNKNOWN_NAMES] = value
@@ -330,6 +332,8 @@ def call_function(
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
     entry = machine.mask
+    if function.node in machine.settings and not given.values:
+        given = Arguments((machine.settings[function.node],))
     values = given.positional if function.receiver is None else [function.receiver, *given.positional]
     for name, value in bound(signature_of(function.node), values, given).items():
         machine.store.set(frame.scope, name, value)
@@ -478,6 +482,10 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
         return value
     applied = machine.evaluate(decorator)
     if isinstance(value, Function):
+        if isinstance(decorator, ast.Call) and machine.evaluate(decorator.func) == External("hydra.main"):
+            from ddpdoctor.source.libraries.hydra import configured
+
+            return configured(machine, value)
         if applied == NO_GRADIENTS:
             return msgspec.structs.replace(value, gradients=False)
         if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from functools import partial, reduce
 
-from ddpdoctor.source.interpreter.attributes import texts_of
+from ddpdoctor.source.interpreter.attributes import attribute_of, texts_of
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -22,7 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
 )
 from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name
-from ddpdoctor.source.script.named_code import absolute_name, may_be, registers, template_of
+from ddpdoctor.source.script.written_paths import absolute_name, may_be, registers, template_of
 from ddpdoctor.source.vocabulary import canonical
 
 _SHALLOW = frozenset({ast.Import, ast.ImportFrom})
@@ -77,6 +77,18 @@ def _possible(machine: Machine, node: ast.AST) -> Sequence[str]:
     if registers(module, node):
         return among
     return named if len(named) == 1 else among if len(among) <= MAXIMUM_OPTIONS else ()
+
+
+def named_value(machine: Machine, name: str) -> Value:
+    """Return what a full name stands for: in the longest part that is a project module, or else in a library."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        if machine.script.module(".".join(parts[:length])) is not None:
+            value = _member(machine, ".".join(parts[:length]), parts[length])
+            for part in parts[length + 1 :]:
+                value = attribute_of(machine, value, part)
+            return value
+    return External(canonical(name))
 
 
 def run_module(machine: Machine, module: Module) -> None:

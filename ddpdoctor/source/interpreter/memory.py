@@ -143,6 +143,8 @@ class Memory:
         """Forwards through DDP objects around the present statement."""
         self.commands: dict[str, list[Function]] = {}
         """Functions that subcommands of the command line choose, by the attribute of the options that holds them."""
+        self.settings: dict[ast.AST, Value] = {}
+        """What functions are given by whatever starts them, which reads files of settings."""
         self.parts: dict[int, Part] = {}
         """Where ranks took parts of the data for themselves, by the number in the tags of those parts."""
         self.statistics: dict[int, Statistic] = {}

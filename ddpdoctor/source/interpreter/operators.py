@@ -31,6 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     in_own_folder,
+    is_open,
     never_none,
     tagged,
     tags_of,
@@ -223,7 +224,8 @@ def _contains(container: Value, item: Value) -> bool | None:
             return True
         return False if all(isinstance(value, Const) for value in container.values) else None
     if isinstance(container, DictValue):
-        return any(key == item.value for key, _ in container.entries)
+        found = any(key == item.value for key, _ in container.entries)
+        return None if is_open(container) and not found else found
     return None
 
 
@@ -300,7 +302,7 @@ def _len(*arguments: Value) -> Value:
     value = arguments[0] if arguments else Unknown()
     if isinstance(value, SequenceValue) and not value.open:
         return Const(len(value.values))
-    if isinstance(value, DictValue):
+    if isinstance(value, DictValue) and not is_open(value):
         return Const(len(value.entries))
     if isinstance(value, Const) and isinstance(value.value, str):
         return Const(len(value.value))

@@ -239,6 +239,8 @@ NO_GRADIENTS = External("torch.no_grad")
 """The context in which no gradients are recorded."""
 UNSEEDED = ExternalObject(0, "unseeded")
 """State of a generator of random numbers to which each process gives its own."""
+OPEN = ...
+"""The key, in a dict, that stands for any others which it may have."""
 NO_CONTEXT = External("contextlib.nullcontext")
 """The context that changes nothing."""
 NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")
@@ -577,6 +579,11 @@ def varied(value: Value) -> Value:
 def constant(value: Value) -> object:
     """Return the constant that a value is, or ``...`` when it is none."""
     return value.value if isinstance(value, Const) else ...
+
+
+def is_open(value: Value) -> bool:
+    """Return whether a dict may have other keys than those that are known."""
+    return any(key is OPEN for one in options_of(value) if isinstance(one, DictValue) for key, _ in one.entries)
 
 
 def truth(value: Value) -> bool | None:

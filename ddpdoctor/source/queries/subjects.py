@@ -20,6 +20,7 @@ from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
 from ddpdoctor.source.script.module import Module, all_once, argument_of, last_name, once_each
 from ddpdoctor.source.script.script import Script, says
+from ddpdoctor.source.torch_model.ddp import UNREAD_BACKWARD
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
 MOST_GAPS = 3
@@ -96,6 +97,7 @@ _FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
 def gaps(projection: Projection) -> Iterator[Gap]:
     """Yield what of a script was not understood."""
     yield from _frameworks(projection)
+    yield from _engines(projection)
     if not is_distributed(projection):
         return
     yield from _samplers(projection)
@@ -111,6 +113,16 @@ def _frameworks(projection: Projection) -> Iterator[Gap]:
         if event.name.partition(".")[0] not in _MODELLED and _RUNS.search(event.name):
             text = f"{event.name} runs the training ({_place(event)}), which was not followed"
             yield Gap(text, (*_OF_TRAINING, "collectives"), hides_words=True)
+            return
+
+
+def _engines(projection: Projection) -> Iterator[Gap]:
+    """Yield the gap of a training whose backward is run by an object that was not read: it may wrap the model, too."""
+    for event in projection.of_kind("backward"):
+        if event.name == UNREAD_BACKWARD and not any(projection.of_kind("wrap")):
+            called = event.module.excerpt(getattr(event.node, "func", event.node), 40)
+            text = f"`{called}` ({_place(event)}) runs the backward, and its object was not read"
+            yield Gap(text, (*_OF_TRAINING, "collectives", "job"), hides_words=True)
             return
 
 

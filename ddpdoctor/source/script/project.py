@@ -14,7 +14,9 @@ from ddpdoctor.files.patterns import home_directory
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-UNDERSTOOD = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "transformers"})
+UNDERSTOOD = frozenset({
+    "accelerate", "hydra", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "transformers",
+})  # fmt: skip
 """Libraries that are known by what they do for ranks: in their own repositories, too, their examples use them so."""
 LEVELS_UP = 4
 """How far above the script a project file still counts."""

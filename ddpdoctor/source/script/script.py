@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from operator import attrgetter
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files import regex
-from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
@@ -27,138 +25,22 @@ from ddpdoctor.source.script.module import (
     children_of,
     deep_recursion,
     descend,
-    dotted,
     last_name,
     once,
     once_each,
 )
-from ddpdoctor.source.script.named_code import (
+from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
+from ddpdoctor.source.script.written_paths import (
     UNKNOWN_PART,
     absolute_name,
+    added_directories,
     given_for,
     imports_by_name,
     may_be,
     registers,
     template_of,
+    texts_beside,
 )
-from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
-
-# Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
-
-# Calls that add one directory, and which argument names it.
-_ADDS = {"sys.path.append": 0, "sys.path.insert": 1, "site.addsitedir": 0}
-_UNCHANGED = frozenset({"abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "str"})
-_SAME_AS_TEXT = frozenset({"str", "fspath", "Path", "PurePath"})
-# Nested expressions further down are no path.
-_DEEPEST = 20
-
-
-def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
-    """Yield existing directories that a module adds to ``sys.path``, as far as its text shows which.
-
-    A relative one is looked for below each of ``bases``, for the job may start in any of them.
-    """
-    if "sys.path" not in module.text and "addsitedir" not in module.text:
-        return
-    for expression in _added(module):
-        for _, given in given_for(module, expression, (module,)):
-            text = _path(module, given, _assigned(module), 0)
-            for base in bases if text else ():
-                place = Path(os.path.normpath(base / text))
-                if place != place.parent and place.is_dir():
-                    yield place
-
-
-def _added(module: Module) -> Iterator[ast.expr]:
-    """Yield the expressions that are added."""
-    for call in module.index.of(ast.Call):
-        name = module.resolve(call.func)
-        if name in _ADDS and len(call.args) > _ADDS[name]:
-            yield call.args[_ADDS[name]]
-        elif name == "sys.path.extend" and call.args:
-            yield from _entries(call.args[0])
-    for statement in module.index.of(ast.AugAssign):
-        if module.resolve(statement.target) == "sys.path":
-            yield from _entries(statement.value)
-
-
-def _entries(expression: ast.expr) -> Sequence[ast.expr]:
-    return expression.elts if isinstance(expression, (ast.List, ast.Tuple)) else ()
-
-
-@once
-def _assigned(module: Module) -> Mapping[str, ast.expr]:
-    """Return what variables of a module are set to, where that is one expression; also those of its functions."""
-    values: dict[str, list[ast.expr]] = {}
-    for node in module.index.of(ast.Assign):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                values.setdefault(target.id, []).append(node.value)
-    return {name: found[0] for name, found in values.items() if len(found) == 1}
-
-
-def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """Return the path that an expression gives; empty where the text does not show it."""
-    if depth > _DEEPEST:
-        return ""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    if isinstance(node, ast.Name):
-        if node.id == "__file__":
-            return str(module.path)
-        known = variables.get(node.id)
-        recursive = known is not None and any(isinstance(n, ast.Name) and n.id == node.id for n in descend(known))
-        return "" if known is None or recursive else _path(module, known, variables, depth + 1)
-    if isinstance(node, ast.Attribute):
-        if dotted(node).endswith(("path.pardir", "os.pardir")):
-            return os.pardir
-        inner = _path(module, node.value, variables, depth + 1) if node.attr == "parent" else ""
-        return os.path.dirname(inner)
-    if isinstance(node, ast.Subscript):
-        return _subscript(module, node, variables, depth)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Add)):
-        left, right = (_path(module, side, variables, depth + 1) for side in (node.left, node.right))
-        if not left or not right:
-            return ""
-        return os.path.join(left, right) if isinstance(node.op, ast.Div) else left + right
-    return _call(module, node, variables, depth) if isinstance(node, ast.Call) else ""
-
-
-def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """Return the path of ``path.parents[n]`` or ``os.path.split(path)[0]``."""
-    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
-    if not isinstance(number, int):
-        return ""
-    if isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
-        parents = Path(_path(module, node.value.value, variables, depth + 1)).parents
-        return str(parents[number]) if 0 <= number < len(parents) else ""
-    if isinstance(node.value, ast.Call) and dotted(node.value.func).endswith("path.split") and node.value.args:
-        return (
-            os.path.split(_path(module, node.value.args[0], variables, depth + 1))[number] if number in (0, 1) else ""
-        )
-    return ""
-
-
-def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """Return what a function of ``os.path`` or of a path object makes of its arguments."""
-    name = last_name(node.func)
-    if name == "getcwd" or name == "cwd":
-        return os.curdir
-    arguments = [_path(module, one, variables, depth + 1) for one in node.args]
-    if not all(arguments):
-        return ""
-    if name == "join" and arguments:
-        return os.path.join(*arguments)
-    if name == "dirname" and arguments:
-        return os.path.dirname(arguments[0])
-    if (name in _UNCHANGED or name in _SAME_AS_TEXT) and arguments:
-        return arguments[0]
-    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    if owner is not None and (name in _UNCHANGED or name in {"joinpath", "parent"}):
-        whole = _path(module, owner, variables, depth + 1)
-        return os.path.join(whole, *arguments) if whole else ""
-    return ""
-
 
 # Other spellings of the same thing, put plainly, so that whatever reads a tree needs to know one of them.
 
@@ -466,6 +348,8 @@ def _imported(module: Module) -> Iterator[str]:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
+    for target in _targets(module):
+        yield from accumulate(target.split("."), "{}.{}".format)
 
 
 def _named(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
@@ -474,6 +358,14 @@ def _named(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, boo
         for where, given in given_for(module, call.args[0], modules):
             name = absolute_name(module, call, template_of(where, given))
             yield name, registers(module, call)
+
+
+def _targets(module: Module) -> Iterable[str]:
+    if "hydra" not in module.text:
+        return ()
+    from ddpdoctor.source.script.settings_files import targets
+
+    return targets(module)
 
 
 def note_gap(script: Script, text: str) -> None:
@@ -556,7 +448,8 @@ def code_of(node: ast.AST) -> str:
 # An imported module is searched once, however many scripts import it.
 @once_each
 def _partly(module: Module, part: str) -> bool:
-    return part in module.text and part in _code_text(module)
+    written = part in module.text or any(part in target for target in _targets(module))
+    return written and part in _code_text(module)
 
 
 @once
@@ -572,6 +465,8 @@ def _words(module: Module) -> Iterator[str]:
         yield from (*entry.module.split("."), entry.name, entry.bound_as)
     if index.places(ast.ExceptHandler):
         yield "except"
+    for target in _targets(module):
+        yield from target.split(".")
     for constant in index.of(ast.Constant):
         text = constant.value
         if text.__class__ is str and len(text) <= LONGEST_WORD and not _is_prose(module, constant, text):
@@ -593,23 +488,19 @@ def _is_prose(module: Module, node: ast.Constant, text: str) -> bool:
 
 # Files of the project that say how its jobs are started: shell scripts, cluster manifests, and the README.
 
-LEVELS_DOWN = 2
-"""How far below the project's root such files are looked for: ``deploy/kubernetes/job.yaml``."""
-MOST_FILES, MOST_BYTES = 60, 200_000
 _JOB = regex(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
-_LAUNCH_FILES = regex(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
 
 
 def exports(script: Script, variable: str) -> bool:
     """Return whether a file sets a variable of the environment: ``export MASTER_ADDR=localhost``."""
     setting = re.compile(rf"^\s*(export|ENV)\s+{variable}\b|^\s*(-\s+)?name:\s*['\"]?{variable}\b", re.MULTILINE)
-    return any(setting.search(text) for _, text in _texts(script.root))
+    return any(setting.search(text) for _, text in texts_beside(script.root))
 
 
 def asks_for_old_torch(script: Script) -> bool:
     """Return whether the project's requirements name a release of torch before 2.0."""
     asked = r"^\W*(py)?torch *(==?|<=?|~=) *1\."  # As pip's and conda's files write it.
-    texts = (text for path, text in _texts(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
+    texts = (text for path, text in texts_beside(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
     return any(re.search(asked, text, re.MULTILINE) for text in texts)
 
 
@@ -640,7 +531,7 @@ def _commands(script: Script, launcher: str) -> Iterator[str]:
     """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path
     command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/]{re.escape(entry.name)}(?![\w.])"
-    for path, text in _texts(script.root):
+    for path, text in texts_beside(script.root):
         for match in re.finditer(command, text):
             if _means(match[0].split()[-1], path, entry):
                 yield match[0]
@@ -662,26 +553,5 @@ def gives_each_rank_a_machine(script: Script) -> bool:
     """Return whether a manifest of a cluster starts the job as pods of one GPU each."""
     return any(
         _JOB.search(text) is not None and set(re.findall(r"nvidia\.com/gpu:\s*['\"]?(\d+)", text)) == {"1"}
-        for _, text in _texts(script.root)
+        for _, text in texts_beside(script.root)
     )
-
-
-def _texts(root: Path) -> Iterator[tuple[Path, str]]:
-    beside = _files(root.parent, 0) if root.parent != home_directory() else ()  # The README next to ``src``.
-    for path in islice(chain(beside, _files(root, LEVELS_DOWN)), MOST_FILES):
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield path, file.read(MOST_BYTES)
-        except OSError:
-            continue
-
-
-def _files(directory: Path, levels: int) -> Iterator[Path]:
-    try:
-        entries = sorted(directory.iterdir())
-    except OSError:
-        return
-    yield from (entry for entry in entries if _LAUNCH_FILES.search(entry.name) and entry.is_file())
-    for entry in entries if levels else ():
-        if not entry.name.startswith(".") and entry.is_dir() and not entry.is_symlink():
-            yield from _files(entry, levels - 1)

@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     OPAQUE,
     UNIFORM,
     Arguments,
+    BoundMethod,
     Const,
     ExternalObject,
     Function,
@@ -23,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     derived,
+    options_of,
     tagged,
     tags_of,
 )
@@ -42,6 +44,8 @@ PASSED_ON = (
 )
 """Options that frameworks hand on to DDP, in the order in which Accelerate takes them."""
 UNKNOWN_OPTIONS: Mapping[str, Value] = dict.fromkeys(PASSED_ON, OPAQUE)
+UNREAD_BACKWARD = "backward that an unread object runs"
+"""Name of the event of ``engine.backward(loss)``, where nothing is known of the engine."""
 """The options of a framework that sets them where it was not followed."""
 
 
@@ -113,14 +117,21 @@ def backward(machine: Machine, node: ast.AST, losses: Sequence[Value], receiver:
     together = through_ddp or sharded or by_engine
     whose = "DDP" if through_ddp or not together else "sharded" if sharded else "engine's"
     unread = not together and any(isinstance(loss, Unknown) and loss.opaque for loss in (*losses, receiver))
+    run_by_unread = unread and bool(losses) and any(map(_is_unread, options_of(receiver)))
     machine.emit(
         "backward",
-        f"backward through the {whose} model",
+        UNREAD_BACKWARD if run_by_unread else f"backward through the {whose} model",
         node,
         Arguments(losses),
         receiver=Unknown(opaque=unread, tags=tags),
         in_tree=together and machine.synchronising,
     )
+
+
+def _is_unread(value: Value) -> bool:
+    while isinstance(value, BoundMethod):
+        value = value.receiver
+    return isinstance(value, Unknown) and value.opaque
 
 
 _HANDS_ON = "__getattr__"

@@ -169,6 +169,11 @@ def _handler_of(name: str) -> Handler:
         calls = {**wrapping.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}
         if name in calls:
             return calls[name]
+    if name.startswith(("hydra.", "omegaconf.")):
+        from ddpdoctor.source.libraries import hydra
+
+        if name in hydra.CALLS:
+            return hydra.CALLS[name]
     if name.startswith(("tqdm.", "accelerate.utils.tqdm")) and name.endswith(("tqdm", "trange")):
         return partial(make_bar, name, plain_handler_of(name))
     if name in SPAWNERS:

@@ -76,7 +76,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     origin_of,
 )
 from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
-from ddpdoctor.source.script.named_code import template_of
+from ddpdoctor.source.script.written_paths import template_of
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
