@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
 from ddpdoctor.source.events import Guard
-from ddpdoctor.source.interpreter.attributes import makes_model
+from ddpdoctor.source.interpreter.attributes import TEXT_METHODS, makes_model, member_of
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -263,7 +263,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return _VIEWS[name](receiver)
     if isinstance(receiver, DictValue) and name == "get" and arguments:
         key = constant(arguments[0])
-        classes = one_of_callables(machine, receiver) if key is ... and not is_varying(arguments[0]) else None
+        classes = one_of_callables(machine, node, arguments[0], receiver) if key is ... else None
         if classes is not None:
             return classes
         if key is ...:
@@ -283,7 +283,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
                 machine.filled_under[_cell_of(machine, node.func.value)] = machine.guards[-1]
         return UNIFORM
     text = constant(receiver)
-    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip", "capitalize", "title"}:
+    if isinstance(text, str) and not arguments and name in TEXT_METHODS:
         return Const(getattr(text, name)())
     return None
 
@@ -335,18 +335,24 @@ def settings_of(value: Value) -> dict[str, Value] | None:
     return {name: reduce(join, [*entries, *missing[name]]) for name, entries in given.items()}
 
 
-def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
-    """Return what a dict gives for any key: of classes, or functions that make models or optimizers or communicate.
+def one_of_callables(machine: Machine, node: ast.AST, key: Value, registry: DictValue) -> Value | None:
+    """Return what a dict gives for a key: of classes, or functions that make models or optimizers or communicate.
 
-    None for a dict that holds anything else.
+    Of more than are followed, or of anything else, what the key is by default; None where that is not known.
+    ``node`` is the look-up.
     """
+    if is_varying(key):
+        return None
     values = [value for _, value in registry.entries]
     functions = [value for value in values if isinstance(value, Function)]
     named = (getattr(value.node, "name", "") for value in functions)
     followed = not machine.mentions.synchronising.isdisjoint(named) or all(map(_makes_optimizers, functions))
     followed = followed or all(makes_model(machine, value) for value in functions)
     known = (isinstance(value, (External, ProjectClass, Function)) for value in values)
-    return reduce(join, values) if values and followed and all(known) else None
+    either = reduce(join, values) if values and followed and all(known) else None
+    if either is not None and not isinstance(either, Unknown):
+        return either
+    return member_of(machine, node, key, registry) or either
 
 
 def _makes_optimizers(function: Function) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 from itertools import chain
 
 import msgspec
 
-from ddpdoctor.files import regex
+from ddpdoctor.source.interpreter.scopes import signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
+    NONE,
     RANKS,
     TASK_COUNT,
     UNIFORM,
@@ -25,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     Instance,
     OneOf,
+    Partial,
     PerRank,
     ProjectClass,
     ProjectModule,
@@ -40,7 +41,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import argument_of, descend, last_name
+from ddpdoctor.source.script.written_paths import UNKNOWN_PART, defaults_of, may_be, spelled, template_of
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -69,6 +71,8 @@ _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-cou
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     """Return the value of ``value.name``."""
     kind = value.__class__
+    if name == "__name__" and isinstance(value, (ProjectClass, Function)):
+        return Const(getattr(value.node, "name", "<lambda>"))
     if kind is External:
         return _member(value.name, name)  # type: ignore[union-attr]
     if (
@@ -99,7 +103,7 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     if isinstance(value, OneOf):
         result: Value | None = None
         for option in value.options:
-            if option != Const(None):
+            if option != Const(None) and not _is_without(machine, option, name):
                 result = join(result, attribute_of(machine, option, name), value.varying)
         if result.__class__ is Unknown and len(value.options) > MAXIMUM_OPTIONS:
             return BoundMethod(value, name)  # More methods than are kept apart: one of whichever object it is.
@@ -280,12 +284,21 @@ def bound_to(function: Function, receiver: Value) -> Function:
     return msgspec.structs.replace(function, receiver=receiver)
 
 
+def _is_without(machine: Machine, option: Value, name: str) -> bool:
+    """Return whether something is a module of the project that has no such name: the other ones are meant."""
+    names = machine.store.names(machine.scope_modules.get(option.name, -1)) if isinstance(option, ProjectModule) else ()
+    return bool(names) and name not in names
+
+
 def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
+    if name == "__dict__":
+        return value  # As globals() is: its items are the names in the module.
     found = machine.store.get(machine.scope_modules.get(value.name, -1), name)
     if found is not None:
         return found
     inner = f"{value.name}.{name}"
-    return ProjectModule(inner) if machine.script.module(inner) is not None else Unknown(opaque=True)
+    known = machine.script.module(inner) is not None or machine.script.is_package(inner)
+    return ProjectModule(inner) if known else Unknown(opaque=True)
 
 
 def _decorators(function: Function) -> set[str]:
@@ -364,36 +377,72 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     )
 
 
+# Code that a setting names: a member of a table, of a module or of an object by a name that is put together.
+
 _SHORTEST = 3
 """Characters that must be known of a name that is put together: `step_` names a family, `_` does not."""
-_FIELD = regex(r"%[a-z]|\{[^{}]*\}")
+_LONGEST_WAY = 8
+"""Assignments and calls through which the parts of a text are looked for."""
+TEXT_METHODS = frozenset({"lower", "upper", "strip", "capitalize", "title"})
+"""Methods that make a text of one, and are given nothing."""
 
 
-def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
-    """Return the functions and classes among which ``getattr(owner, f"start_{how}")`` chooses; None without any."""
-    if not isinstance(node, ast.Call) or len(node.args) < 2:
+def named_member(machine: Machine, node: ast.AST, key: Value, owner: Value) -> Value | None:
+    """Return what a look-up by a name that is not known gives: code among which ``getattr(owner, f"start_{how}")``
+    chooses, one of few classes of a module, or what the name is by default; None where that is not known.
+    """
+    written = _written(node)
+    template = template_of(machine.frame.module, written)
+    if UNKNOWN_PART in template:
+        known = len(template.replace(UNKNOWN_PART, "")) >= _SHORTEST
+        like = [name for name in _members(machine, owner) if may_be(template, name)] if known else []
+        held = [attribute_of(machine, owner, name) for name in like]
+        if found := _one_of(held) if known else _ways_to_train(machine, node, owner):
+            return found
+    if is_varying(key):
         return None
-    pattern = pattern_of(machine.frame.module, node.args[1])
-    if _ANY not in pattern:
-        return None
-    if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST:
-        return _ways_to_train(machine, node, owner)
+    of_getattr = isinstance(node, ast.Call) and len(node.args) == 2
+    if of_getattr and isinstance(owner, ProjectModule) and (of_few := one_class_of(machine, owner)):
+        return of_few
+    name = _name_by_default(machine, written, _members(machine, owner))
+    by_default = attribute_of(machine, owner, name) if name else NONE
+    return by_default if _is_code(by_default) else None
+
+
+def one_class_of(machine: Machine, module: ProjectModule) -> Value | None:
+    """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
+    held = machine.store.held(machine.scope_modules.get(module.name, -1))
+    return _one_of(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
+
+
+def _written(node: ast.AST) -> ast.expr:
+    """Return the name in a look-up: by a subscript, by ``getattr``, or by a method."""
+    if isinstance(node, ast.Subscript):
+        return node.slice
+    of_getattr = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return node.args[of_getattr] if isinstance(node, ast.Call) and len(node.args) > of_getattr else ast.Constant("")
+
+
+def _name_by_default(machine: Machine, written: ast.expr, names: Collection[object]) -> str:
+    """Return the one of some names that a text is where each setting in it has its default; empty for none."""
+    found = {text for text in texts_of(machine, written) if text in names}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _members(machine: Machine, owner: Value) -> Collection[str]:
+    """Return the names in a module, or in the classes of an object."""
     scopes: list[int] = []
     if isinstance(owner, ProjectModule):
         scopes = [machine.scope_modules.get(owner.name, -1)]
     elif isinstance(owner, Instance):
         scopes = [cls.scope for cls in family(machine, owner.cls)]
-    names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
-    return _one_of(attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name))
+    return dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
 
 
 def _one_of(held: Iterable[Value]) -> Value | None:
     """Return one of the functions and classes among some values; None without any, or of many."""
     found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]
     return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
-
-
-_ANY = ".*"
 
 
 def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
@@ -405,20 +454,74 @@ def _ways_to_train(machine: Machine, node: ast.AST, owner: Value) -> Value | Non
     return _one_of(attribute_of(machine, owner, name) for name in names if name in machine.mentions.synchronising)
 
 
-def pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
-    """Return a regular expression for a text that is put together; ``.*`` for a part that is not known."""
-    if isinstance(node, ast.Constant):
-        return re.escape(str(node.value))
-    if isinstance(node, ast.JoinedStr):
-        return "".join(pattern_of(module, part, depth) for part in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return pattern_of(module, node.left, depth) + pattern_of(module, node.right, depth)
-    template = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        template = node.func.value
-    if isinstance(template, ast.Constant) and isinstance(template.value, str):
-        return _ANY.join(map(re.escape, _FIELD.split(template.value)))
-    if isinstance(node, ast.Name) and not depth:
-        values = module.assigned(module.body_around(node), node)
-        return pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
-    return _ANY
+def member_of(machine: Machine, node: ast.AST, key: Value, table: DictValue) -> Value | None:
+    """Return the code that a table has for a key: what the default of a setting names, or one that represents all.
+
+    None where neither is known. This is for tables with more members than are followed side by side, and chooses code,
+    no more: a condition on the setting stays open. ``node`` is the look-up.
+    """
+    if is_varying(key):
+        return None
+    members = dict(table.entries)
+    found = members.get(_name_by_default(machine, _written(node), members), NONE)
+    return found if _is_code(found) else _representative(machine, list(members.values()))
+
+
+def _is_code(value: Value) -> bool:
+    if isinstance(value, SequenceValue):
+        return any(map(_is_code, value.values))
+    return isinstance(value, (Function, ProjectClass, Partial, Instance, ProjectModule))
+
+
+def _representative(machine: Machine, members: Sequence[Value]) -> Value | None:
+    """Return the class that adds least to what all of several inherit from one of the project; None without such.
+
+    What is found in the inherited code holds whichever class is chosen, for this one has replaced the least of it; what
+    is found in the little that is its own holds in a job that chooses it.
+    """
+    classes = [one for one in members if isinstance(one, ProjectClass)]
+    families = [set(family(machine, cls)) for cls in classes] if len(classes) == len(members) else []
+    shared = families[0].intersection(*families) if families else ()
+    return min(classes, key=lambda cls: len(machine.store.names(cls.scope))) if shared else None
+
+
+def texts_of(machine: Machine, node: ast.expr, depth: int = -1, turns: int = 0) -> Collection[str]:
+    """Return the texts that an expression in the code of a frame has where each setting in it has its default."""
+    return spelled(node, lambda part: _of_part(machine, part, depth, turns + 1)) if turns < _LONGEST_WAY else ()
+
+
+def _of_part(machine: Machine, part: ast.expr, depth: int, turns: int) -> Collection[str]:
+    frame, modules = machine.frames[depth], machine.script.modules
+    if isinstance(part, ast.Call):
+        return _of_call(machine, part, depth, turns)
+    value = machine.held(part, frame)
+    if isinstance(value, Const) and isinstance(value.value, str):
+        return (value.value,)
+    if isinstance(value, BoundMethod):
+        return defaults_of(modules, value.name)
+    around = frame.owner.node if frame.owner is not None else frame.module.tree
+    made = [one for one in frame.module.assigned(around, part) if frame.module.body_around(one) is around]
+    made = [one for one in made if part not in descend(one)]
+    if len(made) == 1:
+        return texts_of(machine, made[0], depth, turns)
+    name = last_name(part) or getattr(getattr(part, "slice", None), "value", None)
+    if frame.owner is not None and isinstance(part, ast.Name):
+        signature = signature_of(frame.owner.node)
+        place = signature.names.index(name) - bool(frame.owner.receiver) if name in signature.names else -1
+        given = argument_of(frame.call, part.id, place) if frame.call is not None else None
+        if given is not None and name in signature.all_names:
+            return texts_of(machine, given, depth - 1, turns)
+        if isinstance(default := signature.defaults.get(part.id), ast.Constant):
+            return (str(default.value),)
+    return defaults_of(modules, name)
+
+
+def _of_call(machine: Machine, call: ast.Call, depth: int, turns: int) -> Collection[str]:
+    """Return the texts that a method makes of one, or that a setting has which is read by its name."""
+    name = last_name(call.func)
+    texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if name in ("get", "getattr") and texts:
+        return defaults_of(machine.script.modules, texts[0]) or texts[1:]
+    if isinstance(call.func, ast.Attribute) and name in TEXT_METHODS and not call.args:
+        return [getattr(text, name)() for text in texts_of(machine, call.func.value, depth, turns)]
+    return texts_of(machine, call.args[0], depth, turns) if name == "str" and call.args else ()

@@ -327,7 +327,7 @@ def call_function(
     around = machine.outer_scopes.get(function.scope, ())
     frame = CallFrame(_qualified(function), module, machine.number(), around)
     frame.owner, frame.on_yield, frame.origins, frame.entry = function, on_yield, origins, machine.mask
-    frame.loops_outside = len(machine.loops)
+    frame.loops_outside, frame.call = len(machine.loops), node
     machine.outer_scopes[frame.scope] = frame.scopes
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")

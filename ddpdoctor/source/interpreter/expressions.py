@@ -13,7 +13,13 @@ from ddpdoctor.source.interpreter.assignment import (
     overwrite,
     scope_of,
 )
-from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, owns_attributes, text_of
+from ddpdoctor.source.interpreter.attributes import (
+    attribute_of,
+    guess_from_name,
+    named_member,
+    owns_attributes,
+    text_of,
+)
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
 from ddpdoctor.source.interpreter.operators import binary, compare, formatted, negated, of_four, unary
@@ -165,18 +171,24 @@ def _is_global_rank(machine: Machine, node: ast.BinOp, left: Value, right: Value
     """
     around = machine.frame.module.parents.get(node)
     targets = around.targets if isinstance(around, ast.Assign) else ()
-    named = any("rank" in last_name(target) and "local" not in last_name(target) for target in targets)
-    if not named and not (isinstance(around, ast.keyword) and around.arg == "rank"):
-        return False
+    named = any(map(_names_rank, targets)) or (isinstance(around, ast.keyword) and around.arg == "rank")
     return any(
-        isinstance(product, ast.BinOp)
-        and isinstance(product.op, ast.Mult)
+        # ``rank += index``, or ``rank = number_of_node * gpus + index``
+        ((isinstance(nodes, Unknown) and _names_rank(first)) or (named and _is_product(first)))
         and not isinstance(nodes, Const)
         and isinstance(index, PerRank)
         and not index.guessed
         and tuple(map(constant, index.values)) in (LOCAL_RANK, GLOBAL_RANK)
-        for product, nodes, index in ((node.left, left, right), (node.right, right, left))
+        for first, nodes, index in ((node.left, left, right), (node.right, right, left))
     )
+
+
+def _names_rank(node: ast.expr) -> bool:
+    return "rank" in last_name(node) and "local" not in last_name(node)
+
+
+def _is_product(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
 
 
 def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
@@ -345,8 +357,10 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return by_rank(lambda name: variable(machine, constant(name)), key)
     if container == MODULES and machine.script.module(name := str(constant(key))) is not None:
         return ProjectModule(name)
-    if isinstance(container, ProjectModule) and isinstance(key, Const):
-        return attribute_of(machine, container, str(key.value))  # of globals()
+    if isinstance(container, ProjectModule):  # of globals()
+        if isinstance(key, Const):
+            return attribute_of(machine, container, str(key.value))
+        return named_member(machine, node, key, container) or derived((container, key))
     if isinstance(key, Const) and isinstance(key.value, (str, int)):
         item = item_at(container, key.value)
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
@@ -356,11 +370,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return container
     if isinstance(container, SequenceValue) and container.values and isinstance(key, PerRank):
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
-    if (
-        isinstance(container, DictValue)
-        and not is_varying(key)
-        and (kept := one_of_callables(machine, container)) is not None
-    ):
+    if isinstance(container, DictValue) and (kept := one_of_callables(machine, node, key, container)) is not None:
         return kept
     result = derived((container, key))
     if isinstance(container, Unknown) and has_own_keys(machine, node, container, key):

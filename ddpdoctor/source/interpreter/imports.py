@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import ast
-from functools import partial
+from collections.abc import Sequence
+from functools import partial, reduce
 
-from ddpdoctor.source.interpreter.attributes import attribute_of
+from ddpdoctor.source.interpreter.attributes import attribute_of, texts_of
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import UNIFORM, Arguments, External, ProjectModule, Unknown, Value, constant
-from ddpdoctor.source.script.module import Module, absolute
+from ddpdoctor.source.interpreter.values import (
+    MAXIMUM_OPTIONS,
+    OPAQUE,
+    UNIFORM,
+    Arguments,
+    External,
+    ProjectModule,
+    Unknown,
+    Value,
+    constant,
+    join,
+)
+from ddpdoctor.source.script.module import Module, absolute, argument_of, last_name
+from ddpdoctor.source.script.written_paths import absolute_name, may_be, registers, template_of
 from ddpdoctor.source.vocabulary import canonical
 
 _SHALLOW = frozenset({ast.Import, ast.ImportFrom})
@@ -35,13 +48,35 @@ def run_import(machine: Machine, statement: ast.Import | ast.ImportFrom) -> None
 
 
 def import_by_name(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return what ``importlib.import_module`` gives: a project module, run as an import statement runs it."""
+    """Return what ``importlib.import_module`` or ``__import__`` gives: a module, run as an import statement runs it.
+
+    By a name that is not known it is what the default of a setting names, or one of few of the project; all of these
+    run where nothing is made of the result: they are imported for what they register.
+    """
     name = constant(given.value("name", 0) or UNIFORM)
-    if isinstance(name, str) and name.replace(".", "").isidentifier() and machine.script.module(name) is None:
-        return External(canonical(name))
-    if not isinstance(name, str) or machine.script.module(name) is None:
-        return Unknown(opaque=True)
-    return _module_value(machine, name)
+    known = (absolute_name(machine.frame.module, node, name),) if isinstance(name, str) else ()
+    found = known or _possible(machine, node)
+    if not all(one.replace(".", "").isidentifier() for one in found):
+        return OPAQUE
+    modules = [_module_value(machine, one) for one in found]
+    if isinstance(node, ast.Call) and last_name(node.func) == "__import__" and not given.value("fromlist", 3):
+        modules = [_module_value(machine, one.partition(".")[0]) for one in found]
+    return reduce(join, modules) if 0 < len(modules) <= MAXIMUM_OPTIONS else OPAQUE
+
+
+def _possible(machine: Machine, node: ast.AST) -> Sequence[str]:
+    """Return the modules of the project that a call may import by a name with parts that are not known."""
+    module, written = machine.frame.module, argument_of(node, "name", 0)
+    if written is None:
+        return ()
+    texts = {absolute_name(module, node, text) for text in texts_of(machine, written)}
+    named = [text for text in texts if machine.script.module(text) is not None]
+    template = absolute_name(module, node, template_of(module, written))
+    package = template.rpartition(".")[0]
+    among = [one.name for one in machine.script.modules if package and may_be(template, one.name)]
+    if registers(module, node):
+        return among
+    return named if len(named) == 1 else among if len(among) <= MAXIMUM_OPTIONS else ()
 
 
 def named_value(machine: Machine, name: str) -> Value:
@@ -64,6 +99,8 @@ def run_module(machine: Machine, module: Module) -> None:
     machine.scope_modules[module.name] = scope
     machine.frames.append(CallFrame("", module, scope, ()))
     loops, machine.loops = machine.loops, []
+    # It runs once, and what it writes stays, even where the loop or the arm around its import is taken back.
+    journals, machine.store.journals = machine.store.journals, []
     try:
         for statement in module.tree.body:
             if statement.__class__ in _SHALLOW or (
@@ -77,7 +114,7 @@ def run_module(machine: Machine, module: Module) -> None:
                 machine.sinks[rank].extend(items)
     finally:
         machine.frames.pop()
-        machine.loops = loops
+        machine.loops, machine.store.journals = loops, journals
 
 
 def _module_value(machine: Machine, name: str) -> Value:

@@ -238,17 +238,17 @@ class Memory:
                 self.store.note_makers(owner, name, self.mask)
             self.store.set(owner, name, value, self.mask)
 
-    def held(self, node: ast.AST) -> Value:
+    def held(self, node: ast.AST, frame: CallFrame | None = None) -> Value:
         """Return what a variable or an attribute holds at the moment, without a note that it was looked up."""
         if isinstance(node, ast.Attribute):
-            owner = self.held(node.value)
+            owner = self.held(node.value, frame)
             return (self.store.get(owner.number, node.attr) if isinstance(owner, Instance) else None) or NONE
         name = getattr(node, "id", "")
-        return self.store.get(self.scope_that_holds(name), name) or NONE
+        return self.store.get(self.scope_that_holds(name, frame), name) or NONE
 
-    def scope_that_holds(self, name: str) -> int:
-        """Return the scope of the variable that a name stands for here."""
-        frame = self.frames[-1]
+    def scope_that_holds(self, name: str, frame: CallFrame | None = None) -> int:
+        """Return the scope of the variable that a name stands for in a call, by default in the present one."""
+        frame = frame or self.frames[-1]
         scopes = (*frame.scopes, self.scope_modules.get(frame.module.name, -1))
         return next((scope for scope in scopes if self.store.get(scope, name) is not None), frame.scope)
 

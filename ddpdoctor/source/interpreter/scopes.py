@@ -139,7 +139,7 @@ class Store:
     def __init__(self) -> None:
         self.owners: dict[int, dict[str, Value | None]] = {}
         """By scope or object its names in the order of their first assignment; None for one that was taken back."""
-        self._journals: list[dict[Cell, Value | None]] = []
+        self.journals: list[dict[Cell, Value | None]] = []
         self.rank_names: set[str] = set()
         """Names that held a number which differs by rank, whatever they are."""
         self.size_names: set[str] = set()
@@ -196,15 +196,15 @@ class Store:
     @property
     def depth(self) -> int:
         """Number of open journals."""
-        return len(self._journals)
+        return len(self.journals)
 
     def begin(self) -> None:
         """Start a journal."""
-        self._journals.append({})
+        self.journals.append({})
 
     def undo(self) -> dict[Cell, Value]:
         """Take back everything written since ``begin``; return what was written."""
-        journal, owners = self._journals.pop(), self.owners
+        journal, owners = self.journals.pop(), self.owners
         written: dict[Cell, Value] = {}
         for cell, old in journal.items():
             names = owners[cell[0]]
@@ -216,13 +216,13 @@ class Store:
 
     def latest(self) -> Mapping[Cell, Value | None]:
         """Return what the cells written since the last ``begin`` held before."""
-        return self._journals[-1]
+        return self.journals[-1]
 
     def keep(self) -> None:
         """End a journal without taking anything back."""
-        journal = self._journals.pop()
-        if self._journals:
-            outer = self._journals[-1]
+        journal = self.journals.pop()
+        if self.journals:
+            outer = self.journals[-1]
             for cell, old in journal.items():
                 outer.setdefault(cell, old)
 
@@ -295,8 +295,8 @@ class Store:
         names = self.owners.get(owner)
         if names is None:
             names = self.owners[owner] = {}
-        if self._journals:
-            journal = self._journals[-1]
+        if self.journals:
+            journal = self.journals[-1]
             if cell not in journal:
                 journal[cell] = names.get(name)
         if owner < self.oldest_written:
@@ -335,6 +335,8 @@ class CallFrame:
         self.entry = ALL_RANKS
         """Mask of the ranks that make the call."""
         self.owner: Function | None = None
+        self.call: ast.AST | None = None
+        """What calls it."""
         self.origins = NO_ORIGINS
         """What the arguments of the call come from."""
         self.agreed: set[str] = set()

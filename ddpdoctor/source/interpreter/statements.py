@@ -417,6 +417,10 @@ def _define_class(machine: Machine, statement: ast.ClassDef) -> None:
     for base in statement.bases:
         evaluate(machine, base)
     run_class_body(machine, statement, scope)
+    for decorator in reversed(statement.decorator_list):
+        maker = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(evaluate(machine, maker), Function):
+            decorated(machine, decorator, cls)  # Which mostly enters it into a registry.
     machine.assign(machine.frame.scope, statement.name, cls)
 
 

@@ -64,6 +64,15 @@ class Finder:
             self._found[name] = self._search(name)
         return self._found[name]
 
+    def within(self, package: str) -> Sequence[str]:
+        """Return the names of the modules in a package of the project, or in a directory that serves as one."""
+        head = package.partition(".")[0]
+        for place, listing in self._places if head not in self._outside else ():
+            names = _names_in(place.joinpath(*package.split("."))) if head in listing else ()
+            if found := sorted(name[:-3] for name in names if name.endswith(".py") and not name.startswith("__")):
+                return [f"{package}.{name}" for name in found]
+        return ()
+
     def real(self, path: Path) -> Path:
         """Return a path without links."""
         known = self._real.get(path)

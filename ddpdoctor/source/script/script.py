@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import attrgetter
 from pathlib import Path
 
@@ -30,7 +30,17 @@ from ddpdoctor.source.script.module import (
     once_each,
 )
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
-from ddpdoctor.source.script.written_paths import added_directories, texts_beside
+from ddpdoctor.source.script.written_paths import (
+    UNKNOWN_PART,
+    absolute_name,
+    added_directories,
+    given_for,
+    imports_by_name,
+    may_be,
+    registers,
+    template_of,
+    texts_beside,
+)
 
 # Other spellings of the same thing, put plainly, so that whatever reads a tree needs to know one of them.
 
@@ -87,9 +97,12 @@ _SPELT = frozenset({ast.AnnAssign, ast.Call, ast.Expr, ast.JoinedStr})
 MAXIMUM_MODULES = 300
 MODULES_READ_WHOLE = 30
 """Further modules are read only where they have words for ranks: timm imports 270, nearly all model definitions."""
+MODULES_OF_CHOICE = 8
+"""Modules of a package of which a setting chooses one that are all read."""
 _OF_RANKS = (
     *(b"torch.distributed", b"dist.", b"get_rank", b"local_rank", b"RANK", b"world_size", b"DistributedDataParallel"),
     *(b"DataLoader(", b"set_epoch", b"no_sync", b"set_device", b"horovod", b"accelerate"),
+    *(b".backward(", b"training_step"),
 )
 """In the text of a module: what nearly everything begins with that checks look for."""
 PARSER_RECURSION_LIMIT = 4_000
@@ -269,32 +282,31 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
     asked: set[str] = set()
     bases = finder.places
     finder = finder.with_places([*added_directories(modules[0], bases)])
-    for module in modules:
-        for name in _wanted(module):
-            if name in asked:
-                continue
-            asked.add(name)
-            found = finder.find(name)
-            if found is None:
-                continue
-            if not seen:
-                seen.add(modules[0].path.resolve())
-            real = finder.real(found.path)
-            if real in seen:
-                continue
-            if len(modules) >= MAXIMUM_MODULES:
-                yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
-                return
-            seen.add(real)
-            if len(modules) >= MODULES_READ_WHOLE and not _mentions_ranks(found.path):
-                continue
-            try:
-                modules.append(reader(found.path, found.name, found.package))
-                finder = finder.with_places([*added_directories(modules[-1], bases)])
-            except SyntaxError as error:
-                yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
-            except (OSError, ValueError, RecursionError, MemoryError) as error:
-                yield f"{found.path} cannot be read: {error or type(error).__name__}"
+    for name, named in _wanted(modules, lambda: finder):  # noqa: B023
+        if name in asked:
+            continue
+        asked.add(name)
+        found = finder.find(name)
+        if found is None:
+            continue
+        if not seen:
+            seen.add(modules[0].path.resolve())
+        real = finder.real(found.path)
+        if real in seen:
+            continue
+        if len(modules) >= MAXIMUM_MODULES:
+            yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
+            return
+        seen.add(real)
+        if len(modules) >= MODULES_READ_WHOLE and not named and not _mentions_ranks(found.path):
+            continue
+        try:
+            modules.append(reader(found.path, found.name, found.package))
+            finder = finder.with_places([*added_directories(modules[-1], bases)])
+        except SyntaxError as error:
+            yield f"{found.path}, line {error.lineno or 1}, does not parse: {error.msg}"
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
+            yield f"{found.path} cannot be read: {error or type(error).__name__}"
 
 
 def _mentions_ranks(path: Path) -> bool:
@@ -305,8 +317,32 @@ def _mentions_ranks(path: Path) -> bool:
     return any(word in content for word in _OF_RANKS)
 
 
+def _wanted(modules: Sequence[Module], finder: Callable[[], Finder]) -> Iterator[tuple[str, bool]]:
+    """Yield what the imports of modules may mean, which grow meanwhile; then, with True, what a setting names of these.
+
+    Of a package with many modules, such as the models of a library, only those of which the name is a word of the code,
+    as the default of a setting is.
+    """
+    begun = 0
+    while begun < len(modules):
+        new = begun
+        for module in islice(modules, begun, None):
+            begun += 1
+            yield from ((name, False) for name in _imported(module))
+        for name, all_run in dict.fromkeys(one for module in modules[new:] for one in _named(module, modules)):
+            *packages, _ = accumulate(name.split("."), "{}.{}".format)
+            listed = finder().within(packages[-1]) if UNKNOWN_PART in name and packages else (name,)
+            found = [one for one in listed if may_be(name, one)]
+            few = len(found) <= MODULES_OF_CHOICE
+            yield from ((one, False) for one in packages)
+            for one in found:
+                named = few or any(one.rpartition(".")[2] in words_of(module) for module in modules)
+                if named or all_run:
+                    yield one, named
+
+
 @all_once
-def _wanted(module: Module) -> Iterator[str]:
+def _imported(module: Module) -> Iterator[str]:
     """Yield dotted names that a module's imports may mean, packages before what is in them."""
     for entry in module.imports:
         yield from accumulate(entry.module.split(".") if entry.module else (), "{}.{}".format)
@@ -314,10 +350,14 @@ def _wanted(module: Module) -> Iterator[str]:
             yield f"{entry.module}.{entry.name}"
     for target in _targets(module):
         yield from accumulate(target.split("."), "{}.{}".format)
-    for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
-        name = call.args[0] if call.args else None
-        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            yield from accumulate(name.value.split("."), "{}.{}".format)
+
+
+def _named(module: Module, modules: Sequence[Module]) -> Iterator[tuple[str, bool]]:
+    """Yield the names by which calls in a module import others, and whether that is all that they do."""
+    for call in imports_by_name(module):
+        for where, given in given_for(module, call.args[0], modules):
+            name = absolute_name(module, call, template_of(where, given))
+            yield name, registers(module, call)
 
 
 def _targets(module: Module) -> Iterable[str]:

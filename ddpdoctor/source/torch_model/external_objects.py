@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -19,14 +18,13 @@ from ddpdoctor.source.interpreter.attributes import (
     items_of,
     lacks,
     makers_of,
-    named_like,
-    pattern_of,
+    named_member,
+    one_class_of,
     promised_by_name,
 )
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
-    MAXIMUM_OPTIONS,
     NONE,
     OPAQUE,
     OWN_LENGTH,
@@ -78,6 +76,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     origin_of,
 )
 from ddpdoctor.source.script.module import DEFINITIONS, Module, descend_outside, last_name
+from ddpdoctor.source.script.written_paths import template_of
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP
 from ddpdoctor.source.vocabulary import (
@@ -576,32 +575,21 @@ def read_attribute(machine: Machine, node: ast.AST, given: Arguments) -> Value:
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
-    if len(positional) >= 2 and (like := named_like(machine, node, positional[0])) is not None:
-        return like
-    if len(positional) == 2 and isinstance(positional[0], ProjectModule) and not is_varying(positional[1]):
-        return _class_of_module(machine, positional[0]) or derived(positional)
+    if len(positional) >= 2 and (member := named_member(machine, node, positional[1], positional[0])) is not None:
+        return member
     return derived(positional)
 
 
 def read_text(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return what ``eval`` gives of a text that names something of a module: ``"models." + name``."""
     written = node.args[0] if isinstance(node, ast.Call) and node.args else ast.Constant("")
-    first, *names = pattern_of(machine.frame.module, written).split(re.escape("."))
+    first, *names = template_of(machine.frame.module, written).split(".")
     owner = machine.lookup(first) if first.isidentifier() else OPAQUE
     for name in names:
         if isinstance(owner, ProjectModule) and not name.isidentifier():
-            return _class_of_module(machine, owner) or OPAQUE
+            return one_class_of(machine, owner) or OPAQUE
         owner = attribute_of(machine, owner, name) if name.isidentifier() else OPAQUE
     return owner if isinstance(owner, (Function, ProjectClass)) else derived(given.positional)
-
-
-def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
-    """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
-    held = machine.store.held(machine.scope_modules.get(module.name, -1))
-    classes = tuple(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
-    if len(classes) > MAXIMUM_OPTIONS:
-        return None
-    return OneOf(classes) if len(classes) > 1 else classes[0] if classes else None
 
 
 # Sizes of tensors made by torch's factories from constants: elements and bytes.
