@@ -324,9 +324,11 @@ def _is_one(value: object, module: str, name: str) -> bool:
 def _may_go(tensor: Any, size_bytes: int) -> bool:
     """Return whether the memory of a tensor is part of a larger one, or gone: FSDP lets go of that between forwards.
 
-    What is read then ends the process, and this is read beside the thread that trains.
+    What is read then ends the process, and this is read beside the thread that trains. To read one of another class, a
+    DTensor, may run a collective.
     """
-    return bool(tensor.requires_grad or tensor.untyped_storage().nbytes() != size_bytes)
+    plain = type(tensor) is sys.modules["torch"].Tensor and not tensor.requires_grad
+    return not plain or bool(tensor.untyped_storage().nbytes() != size_bytes)
 
 
 def _content(value: Any) -> object:

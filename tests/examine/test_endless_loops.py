@@ -250,6 +250,17 @@ part = flat[32:48]
 flat.untyped_storage().resize_(0)  # as FSDP lets go of parameters between two forwards
 assert _content(part) == _content(part)
 assert _content(flat) == _content(flat)
+
+
+class Part(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        assert function.__name__ not in ("tolist", "reshape", "detach"), function
+        return super().__torch_function__(function, types, arguments, options or {})
+
+
+part = torch.zeros(4).as_subclass(Part)
+assert _content(part) == _content(part)
 """
 
 
