@@ -20,7 +20,9 @@ from pathlib import Path
 from tests.on_gpu.device import look
 
 MOST_S = 25 * 60.0
-NEEDED = ("click", "jinja2", "msgspec", "prometheus_client", "psutil", "pynvml", "rich", "textual", "torch", "zmq")
+NEEDED = (
+    "click", "jinja2", "msgspec", "prometheus_client", "psutil", "pynvml", "rich", "textual", "torch", "yaml", "zmq",
+)  # fmt: skip
 WHEELS = Path(__file__).with_name("wheels.txt")
 
 

@@ -205,7 +205,7 @@ def test_the_wheels_are_all_that_ddpdoctor_needs_beside_torch() -> None:
                 todo.append((name, frozenset({"", *needed.extras})))
     assert wanted == listed
     modules = {"jinja2", "torch", *(name.replace("-", "_") for name in listed)}
-    assert {{"pynvml": "nvidia_ml_py", "zmq": "pyzmq"}.get(name, name) for name in NEEDED} <= modules
+    assert {{"pynvml": "nvidia_ml_py", "yaml": "pyyaml", "zmq": "pyzmq"}.get(name, name) for name in NEEDED} <= modules
 
 
 @pytest.mark.gpu
