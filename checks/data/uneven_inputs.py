@@ -55,7 +55,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
+from ddpdoctor.source.queries.training_loops import by_shards, feedings, is_averaged, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
 from ddpdoctor.source.script.module import Module, children_of, descend, last_name
@@ -127,11 +127,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     projection = whole_projection(script)
     machine = projection.machine
     seen: set[ast.AST] = set()
-    by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
+    wrapped = any(projection.of_kind("wrap"))
+    by_hand = not wrapped and averages_by_hand(machine.script)
     for feeding in feedings(projection):
         loader, loop = feeding.loader, feeding.loop
         if loop is None or not feeding.certain or not _is_bare(loop.iterable):
             continue
+        if not (wrapped or by_hand or is_averaged(projection, feeding.backward)):
+            continue  # No rank waits for another.
         size = loader.argument("batch_size", 1) or NONE
         if differ_by_rank(size) and _is_divided(loader) and _runs_to_its_end(feeding.backward, loop):
             seen.add(loader.node)

@@ -1,11 +1,12 @@
 """Ranks train on their parts of the data, and nothing averages their gradients.
 
 What it finds
-    A script that joins a process group and divides its data with a DistributedSampler, but never wraps the model in
-    DistributedDataParallel and has nothing else that averages gradients; or whose optimizer steps a module beside the
-    wrapped one, as the head or the weights of a loss. In a run also parameters of the optimizer that are in no wrapped
-    or sharded module, or are ignored by one, and sharded modules whose gradients are reduced over a
-    part of the ranks that train them: a hybrid whose shard dimension has one rank, one dimension of a mesh, a group.
+    A script that joins a process group and divides its data with a DistributedSampler or a sampler of its own, but
+    never wraps the model in DistributedDataParallel and has nothing else that averages gradients; or whose optimizer
+    steps a module beside the wrapped one, as the head or the weights of a loss. In a run also parameters of the
+    optimizer that are in no wrapped or sharded module, or are ignored by one, and sharded modules whose gradients are
+    reduced over a part of the ranks that train them: a hybrid whose shard dimension has one rank, one dimension of a
+    mesh, a group.
 
 Why it is bad
     Every rank trains its own model on its part of the data. The losses fall, the job ends, and rank 0 saves a
@@ -69,7 +70,7 @@ CHECK = Check(
     needs=frozenset({"collectives", "loaders", "passes", "backwards"})
     | {"optimizer_steps", "gradient_digests", "parameter_digests", "written_averages"},
     subjects=("training",),
-    triggers=("DistributedSampler", "DistributedDataParallel"),
+    triggers=("ampler", "DistributedDataParallel"),
 )
 BESIDE = "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step."
 
@@ -98,7 +99,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
-    if uses_part(script, _OTHER_WRAPPERS) or _imports_library(script) or _imports_trainer(script):
+    if uses_part(script, _OTHER_WRAPPERS) or _imports_library(script):
         return
     if any("_ddp_" in word for module in script.modules for word in module.words):
         return
@@ -254,14 +255,14 @@ def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
 
 
 def _imports_library(script: Script) -> bool:
-    imported = (f"{entry.module}.{entry.name}" for module in script.modules for entry in module.imports)
-    return any(library in name for name in imported for library in _OTHER_LIBRARIES)
-
-
-def _imports_trainer(script: Script) -> bool:
-    """Return whether a trainer of a library, which may wrap what it is given, is imported; one's own is read."""
+    """Return whether a library, or a trainer of one, that may wrap is imported; the project's own is read."""
     return any(
-        entry.name.endswith("Trainer") and script.module(entry.module) is None and not script.is_package(entry.module)
+        script.module(entry.module) is None
+        and not script.is_package(entry.module)
+        and (
+            entry.name.endswith("Trainer")
+            or any(library in f"{entry.module}.{entry.name}" for library in _OTHER_LIBRARIES)
+        )
         for module in script.modules
         for entry in module.imports
     )

@@ -200,7 +200,8 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "whole"
     made = machine.object(option)
     if made is None and isinstance(option, Instance):
-        if _as_sampler(machine, option) is not None or any(_samplers_iterated(machine, option)):
+        by_torch = _as_sampler(machine, option) is not None or any(_samplers_iterated(machine, option))
+        if by_torch or takes_own_part(machine, option):
             return "sharded"
         return "whole" if _knows_no_ranks(machine, option) else "unknown"
     if made is None:

@@ -113,8 +113,11 @@ def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
 
 
 def ranged(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: Value) -> Value:
-    """Return ``range(rank, n, world_size)`` as a part, where n is a length or a number."""
-    if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not is_rank(arguments[0]):
+    """Return ``range(rank, n, world_size)`` as a part, n a length or a number; from the rank on, as a share."""
+    if len(arguments) < 2 or not is_rank(arguments[0]):
+        return result
+    result = _shared(result)
+    if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3:
         return result
     stop = arguments[1].value if isinstance(arguments[1], Const) else None
     known = stop if isinstance(stop, int) else None
@@ -127,13 +130,20 @@ def ranged(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: 
 
 
 def strided(machine: Machine, node: ast.AST, arguments: Sequence[Value], result: Value) -> Value:
-    """Return ``itertools.islice(stream, rank, None, world_size)`` as a part."""
+    """Return ``itertools.islice(stream, rank, None, world_size)`` as a part; from the rank on, as a share."""
+    if len(arguments) < 3 or not is_rank(arguments[1]):
+        return result
+    result = _shared(result)
     if len(arguments) != 4 or arguments[2] != Const(None) or not isinstance(node, ast.Call) or len(node.args) != 4:
         return result
-    if not is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
+    if not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
         return result
     divided(machine, node, arguments[1], arguments[3])
     return as_part(machine, node, derived((result,)))
+
+
+def _shared(result: Value) -> Value:
+    return tagged(result, frozenset({SHARE})) if isinstance(result, Unknown) else result
 
 
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:

@@ -506,7 +506,7 @@ def _joined_path(*parts: Value) -> Value:
 
 def _range(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     result = by_rank(BUILTIN_CALLS["range"], *given.positional)
-    return ranged(machine, node, given.positional, result) if len(given.positional) == 3 else result
+    return ranged(machine, node, given.positional, result)
 
 
 def _islice(machine: Machine, node: ast.AST, given: Arguments) -> Value:
