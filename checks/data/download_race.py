@@ -147,7 +147,7 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
             continue
         if hints_at_ranks(event) or comes_before_ranks(projection, event):
             continue
-        if any(map(_lets_in_by_turns, event.contexts)):
+        if any(map(lets_in_by_turns, event.contexts)):
             continue
         if _rank_by_rank(projection, event) or _done_before(events, event):
             continue
@@ -161,7 +161,7 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
         yield event, "extracts" if extracts else "looks" if _is_by_first(event) else rebuilds
 
 
-def _lets_in_by_turns(context: ContextAround) -> bool:
+def lets_in_by_turns(context: ContextAround) -> bool:
     """Return whether a context manager may let the ranks in one after the other, by its words; a device does not."""
     node = context.node
     if isinstance(node, ast.Call) and context.module.resolve(node.func).startswith(_ON_DEVICE):

@@ -162,7 +162,7 @@ def _is_scaled(projection: Projection) -> bool:
     return not asked.isdisjoint({"fp16", "16-mixed"}) and not uses_any(projection.machine.script, {"GradScaler"})
 
 
-def _accumulates(projection: Projection, event: Event) -> bool:
+def gathers_steps(projection: Projection, event: Event) -> bool:
     """Return whether it happens under ``accumulate`` of an Accelerator that has more than one step to gather."""
     steps = [one.named.get("gradient_accumulation_steps") for one in noted(projection, ACCELERATOR)]
     several = any(one is not None and constant(one) not in (1, None) for one in steps)
@@ -174,14 +174,14 @@ def plain_backwards(projection: Projection) -> Iterator[Place]:
     scaled = _is_scaled(projection)
     for event in projection.in_course("backward"):
         plain = isinstance(event.node, ast.Call) and not event.node.args
-        if plain and (scaled or _accumulates(projection, event)):
+        if plain and (scaled or gathers_steps(projection, event)):
             yield event.module, event.node
 
 
 def divided_twice(projection: Projection) -> Iterator[Place]:
     """Yield divisions of a loss that ``accelerator.backward`` divides as well."""
     for event in projection.in_course("backward"):
-        if not isinstance(event.node, ast.Call) or len(event.node.args) != 1 or not _accumulates(projection, event):
+        if not isinstance(event.node, ast.Call) or len(event.node.args) != 1 or not gathers_steps(projection, event):
             continue
         given = event.node.args[0]
         body = event.module.body_around(event.node)
@@ -230,7 +230,7 @@ def unprepared_optimizers(projection: Projection) -> Iterator[Place]:
             for one in options
         )
         asks = any("sync_gradients" in condition for condition in event.conditions)
-        if event.name == "step" and plain and not asks and _accumulates(projection, event):
+        if event.name == "step" and plain and not asks and gathers_steps(projection, event):
             yield event.module, event.node
 
 

@@ -2,7 +2,8 @@
 
 What it finds
     A training loop that steps the optimizer after several backward passes through DDP, in a script that never uses
-    `no_sync()`. As advice, the same of a sharded model, in a script that never sets what it synchronises.
+    `no_sync()`, or under `accumulate()` of an Accelerator that is given a list of the models. As advice, the same of a
+    sharded model, in a script that never sets what it synchronises.
 
 Why it is bad
     Each backward all-reduces all gradients, though only the sum before the step is needed. With n micro-steps the job
@@ -39,7 +40,17 @@ from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, fix_of, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
-from ddpdoctor.source.interpreter.values import NO_CONTEXT, NO_SYNC, ExternalObject, OneOf, options_of, tags_of
+from ddpdoctor.source.interpreter.values import (
+    NO_CONTEXT,
+    NO_SYNC,
+    DictValue,
+    ExternalObject,
+    OneOf,
+    SequenceValue,
+    Value,
+    options_of,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
@@ -86,6 +97,43 @@ def in_source(script: Script) -> Iterator[Finding]:
             because=("the optimizer steps once for several of these backward passes", step.location),
             severity=None if found.through_ddp else Severity.ADVICE,
         )
+    for backward, accumulating in idle_accumulations(whole_projection(script)):
+        yield CHECK.finding(
+            "every micro-step synchronises all gradients: Accelerate calls no_sync of what accumulate is given, and "
+            "that is not the model",
+            remedy="Give accumulate the prepared models themselves, one by one: accelerator.accumulate(model, other).",
+            locations=accumulating.location,
+            because=("this backward goes through DDP", backward.location),
+        )
+
+
+def idle_accumulations(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield backward passes in ``accumulate`` of an Accelerator that is given none of their DDP models: a list, say.
+
+    With the call of that.
+    """
+    calls = {event.node: event for event in projection.in_course("training") if event.name == "accumulate"}
+    if not calls:
+        return
+    from ddpdoctor.checks.gradients.framework_trap import gathers_steps
+
+    told: set[Event] = set()
+    for backward in projection.in_course("backward"):
+        calling = next((calls[one.node] for one in backward.contexts if one.node in calls), None)
+        if calling is None or calling in told or not calling.complete or not gathers_steps(projection, backward):
+            continue
+        given = [option for value in calling.positional for option in options_of(value)]
+        numbers = wrap_numbers(backward.receiver)
+        if numbers and not any(numbers & ddp_objects(one) for one in given) and all(map(_is_known, given)):
+            told.add(calling)
+            yield backward, calling
+
+
+def _is_known(given: Value) -> bool:
+    """Return whether it is known that something has ``no_sync``, or that it has none: a list, a bare module."""
+    return isinstance(given, (SequenceValue, DictValue)) or (
+        isinstance(given, ExternalObject) and given.name.startswith("torch.nn.")
+    )
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:

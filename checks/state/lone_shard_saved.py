@@ -275,15 +275,15 @@ class _Names:
 
     def text(self, node: ast.expr, place: _Place) -> str:
         """Return an expression as a text."""
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            return ""
         if isinstance(node, ast.Constant):
             return str(node.value)
         if isinstance(node, ast.JoinedStr):
             return "".join(self.text(part, place) for part in node.values)
         if isinstance(node, ast.FormattedValue):
             return self.text(node.value, place)
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            return ""
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
             between = "/" if isinstance(node.op, ast.Div) else ""
             return f"{self.text(node.left, place)}{between}{self.text(node.right, place)}"

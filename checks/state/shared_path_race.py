@@ -2,9 +2,10 @@
 
 What it finds
     os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
-    reach at once with a path that does not depend on the rank; and a loop that sleeps until a file exists which another
-    rank writes in place. Downloads and other data preparation have their own check, download-race. In a run: a
-    rank that fails with what another did to the path, deletes what another has made, or waits for a file in this way.
+    reach at once with a path that does not depend on the rank; a file that all ranks write where it is missing and read
+    where it exists; and a loop that sleeps until a file exists which another rank writes in place. Downloads and other
+    data preparation have their own check, download-race. In a run: a rank that fails with what another did to the path,
+    deletes what another has made, or waits for a file in this way.
 
 Why it is bad
     The ranks get there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them pass,
@@ -31,12 +32,15 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
+
+import msgspec
 
 from ddpdoctor.check import Check, RunRecord, Script, TooLittleEvidence, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, is_in_turns
@@ -49,6 +53,7 @@ from ddpdoctor.source.queries.files import (
     directory_of,
     is_one_path,
     is_stamped,
+    reads,
     shown_path,
     writes,
 )
@@ -84,12 +89,16 @@ _REMEDY = "Do it on rank 0 only, with dist.barrier() before the other ranks cont
 def in_source(script: Script) -> Iterator[Finding]:
     """Report creations, deletions and renames that all ranks make under one path, and loops that wait for a file."""
     yield from CHECK.suspected(shared_paths(whole_projection(script)))
-    for use in rewritten_files(whole_projection(script)):
+    for use, kept in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
-            f"every rank writes {use.shown}, overwriting what the others wrote",
-            remedy="Write it on rank 0 only.",
-            locations=use.event.location,
-            severity=Severity.ADVICE,
+            f"every rank writes {use.shown}"
+            + (" where it is missing, and reads what another rank has begun to write" if kept else _OVERWRITING),
+            remedy="Look and write on rank 0 first, then call dist.barrier() before the other ranks look."
+            if kept
+            else "Write it on rank 0 only.",
+            locations=(kept.wrote, use.event.location) if kept else use.event.location,
+            because=(("it is read here where it exists", kept.read),) if kept else (),
+            severity=None if kept else Severity.ADVICE,
         )
     yield from CHECK.suspected(polled_files(whole_projection(script)))
 
@@ -180,6 +189,7 @@ _PREPARATION = regex(
     r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data(?!_?loader)",
     re.IGNORECASE,
 )
+_OVERWRITING = ", overwriting what the others wrote"
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
 _REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
 _PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
@@ -235,27 +245,101 @@ def shared_paths(projection: Projection) -> Iterator[Verdict]:
         )
 
 
-def rewritten_files(projection: Projection) -> Iterator[FileUse]:
-    """Small files that every rank writes from their beginning under one path: settings, lists, results, pictures."""
+def rewritten_files(projection: Projection) -> Iterator[tuple[FileUse, Kept | None]]:
+    """Small files that every rank writes from their beginning under one path: settings, lists, results, pictures.
+
+    With where it is read again, if it is made for that where it is missing.
+    """
     if not is_distributed(projection):
         return
     joined = joins_in_own_course(projection)
-    seen: set[ast.AST] = set()
+    seen: set[object] = set()
+    by_some: set[ast.AST] = set()
     for use in writes(projection):
         event = use.event
-        if (
-            not (joined or event.root)
-            or event.node in seen
-            or event.name not in _REWRITES
-            or not on_every_rank(event)
-            or not event.complete
-        ):
+        if not (joined or event.root) or event.name not in _REWRITES or not on_every_rank(event) or not event.complete:
+            by_some |= {event.node} if event.ranks != ALL_RANKS else set()
             continue
-        in_place = _is_per_process(use.source) or is_in_turns(projection, event)
-        in_place = in_place or _is_preparation(event, use.node)
-        if is_one_path(use.path) and not in_place:
-            seen.add(event.node)
-            yield use
+        if _is_per_process(use.source) or is_in_turns(projection, event) or not is_one_path(use.path):
+            continue
+        kept = _kept(projection, use)
+        told = event.node if kept is None else kept.wrote
+        if kept is None and _is_preparation(event, use.node):
+            continue
+        if told not in seen and not (kept and (event.node in by_some or _is_by_turns(event))):
+            seen.add(told)
+            yield use, kept
+
+
+def _is_by_turns(event: Event) -> bool:
+    from ddpdoctor.checks.data.download_race import lets_in_by_turns
+
+    return any(map(lets_in_by_turns, event.contexts))
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A file that is made where it is missing, and read where it exists."""
+
+    wrote: Location
+    read: Location
+
+
+def _kept(projection: Projection, use: FileUse) -> Kept | None:
+    """Return where a file is written because it is missing, and read otherwise: no rank waits for the writing ones."""
+    modules = {str(module.path): module for module in projection.machine.script.modules}
+    write = use.event
+    within = ((frame, modules[frame.file]) for frame in write.chain if frame.file in modules)
+    found = [(frame, module, asked) for frame, module in within for asked in _asking(module, frame.line)]
+    if not found:
+        return None
+    from ddpdoctor.checks.state.lone_shard_saved import name_of
+
+    name = name_of(projection, use)
+    waits = [one.ordinal for one in projection.in_course("collective") if one.ordinal > write.ordinal]
+    for read in reads(projection) if name else ():
+        after = write.ordinal < read.event.ordinal < min(waits, default=sys.maxsize)
+        if not on_every_rank(read.event) or name_of(projection, read) != name:
+            continue
+        for frame, module, asked in found:
+            there = {_arm(asked, line) for line in read.event.lines_in(module)}
+            about = isinstance(asked, ast.If) and read.source in module.excerpt(asked.test, LONGEST_CONDITION)
+            if there & _OTHER_ARM[_arm(asked, frame.line)] or (after and about):
+                wrote = write.location if frame == write.chain[0] else Location(file=frame.file, line=frame.line)
+                return Kept(wrote=wrote, read=read.event.location)
+    return None
+
+
+# The body, what comes otherwise, and what is behind it: where the file is read if it is written in one of them.
+_OTHER_ARM = ({1}, {0}, {0})
+
+
+def _arm(asked: ast.If | ast.Try, line: int) -> int:
+    """Return in which of them a line is; -1 for none."""
+    if line < asked.body[0].lineno:
+        return -1
+    return 2 if line > (asked.end_lineno or line) else int(line > (asked.body[-1].end_lineno or line))
+
+
+def _asking(module: Module, line: int) -> Iterator[ast.If | ast.Try]:
+    """Yield what finds out that a file is missing, around a line, or before it where it leaves if the file is there."""
+    for tried in module.index.of(ast.Try):
+        if any(one.lineno <= line <= (one.end_lineno or line) for one in tried.handlers):
+            yield tried
+    for asked in module.index.of(ast.If):
+        if not asked.lineno <= line or not _asks(module, asked.test):
+            continue
+        last, body = asked.body[-1], module.body_around(asked)
+        while isinstance(last, ast.With):
+            last = last.body[-1]
+        leaves = isinstance(last, ast.Return) and line <= (getattr(body, "end_lineno", 0) or line)
+        if leaves or line <= (asked.end_lineno or line):
+            yield asked
+
+
+def _asks(module: Module, test: ast.expr) -> bool:
+    """Return whether a condition asks for a file, or is a variable that holds the answer."""
+    parts = [test, *module.assigned(module.body_around(test), test)] if isinstance(test, ast.Name) else [test]
+    return any(isinstance(one, ast.Call) and last_name(one.func) in _ASKS for part in parts for one in descend(part))
 
 
 def _judge(event: Event) -> tuple[str, bool] | None:

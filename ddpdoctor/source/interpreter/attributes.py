@@ -9,12 +9,14 @@ from itertools import chain
 
 import msgspec
 
+from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.scopes import signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
     NONE,
     RANKS,
+    STATISTIC,
     TASK_COUNT,
     UNIFORM,
     BoundMethod,
@@ -32,6 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     SequenceValue,
     Unknown,
     Value,
+    constant,
     derived,
     is_varying,
     join,
@@ -308,7 +311,7 @@ def _decorators(function: Function) -> set[str]:
 def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     stored = machine.store.get(value.number, name)
     if stored is not None:
-        return stored
+        return _as_sent(machine, value, name, stored)
     machine.missed.add(f".{name}")
     found = class_attribute(machine, value.cls, name)
     if found is None:
@@ -320,6 +323,20 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
         return bound_to(found, value.cls if "classmethod" in decorators else value)
     is_field = any("dataclass" in ast.unparse(entry) for entry in value.cls.node.decorator_list)
     return Unknown(opaque=True) if is_field else found
+
+
+def _as_sent(machine: Machine, owner: Instance, name: str, stored: Value) -> Value:
+    """Return what an attribute holds: of a buffer in a DDP model what rank 0 makes of it, which each forward sends."""
+    wrap = machine.events.get(machine.wrapped.get(owner.number, 0)) if isinstance(stored, Unknown) else None
+    if wrap is None or keeps_buffers_apart(wrap) or machine.store.get(owner.number, f"buffer {name}") is None:
+        return stored
+    return msgspec.structs.replace(stored, tags=frozenset(tag for tag in tags_of(stored) if tag[0] != STATISTIC))
+
+
+def keeps_buffers_apart(wrap: Event) -> bool:
+    """Return whether a construction of DDP certainly switches the synchronisation of buffers off."""
+    options = (wrap.argument("broadcast_buffers", 4), wrap.named.get("forward_sync_buffers"))
+    return any(option is not None and constant(option) is False for option in options)
 
 
 def lacks(machine: Machine, value: Value, name: str) -> bool:

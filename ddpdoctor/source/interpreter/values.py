@@ -233,6 +233,8 @@ BAR_COUNT = "bar-count"
 """Kind of the tags of what it has counted where it is on; the number is the line that makes it."""
 SYNCHRONISED = Unknown(tags=frozenset({("agreed", 0)}))
 """What a collective made the same on every rank."""
+STATISTIC = "statistic"
+"""Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
 REDUCED: Tag = ("reduced", 0)
 """Of what ``dist.reduce`` made whole on one rank alone."""
 NO_GRADIENTS = External("torch.no_grad")

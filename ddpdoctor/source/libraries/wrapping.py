@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.attributes import base_names
@@ -26,6 +27,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     derived,
+    join,
     options_of,
 )
 from ddpdoctor.source.libraries.lightning import options_of_ddp
@@ -61,6 +63,8 @@ def _of_accelerator(
             for index, value in enumerate(given.positional)
         ]
         return _one_or_all(prepared)
+    if name == "accumulate":
+        machine.note("training", name, node, given, receiver=receiver)
     if name == "unwrap_model" and given.positional:
         made = machine.object(given.positional[0])
         inner = made.argument("module", 0) if made is not None and made.name == DDP else None
@@ -91,6 +95,9 @@ def _prepared(machine: Machine, node: ast.AST, value: Value, name: str, options:
     if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, Arguments((value,), options), number=machine.object_number((node, name)))
+    if isinstance(value, OneOf):
+        each = (_prepared(machine, node, one, f"{name} {n}", options) for n, one in enumerate(value.options))
+        return reduce(lambda one, other: join(one, other, value.varying), each)
     machine.prepared.update(one.number for one in options_of(value) if isinstance(one, ExternalObject))
     return value
 

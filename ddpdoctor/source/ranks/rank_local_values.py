@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     OWN_LENGTH,
     OWN_ROWS,
     REDUCED,
+    STATISTIC,
     UNIFORM,
     Arguments,
     BoundMethod,
@@ -418,8 +419,6 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
     return any(isinstance(to, ast.Subscript) and isinstance(to.slice, ast.Constant) for to in targets)
 
 
-STATISTIC = "statistic"
-"""Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
 # Functions and methods that make one number or a few of many samples.
 _REDUCES = frozenset({
     "mean", "nanmean", "std", "var", "std_mean", "var_mean", "sum", "nansum", "median", "quantile", "percentile", "cov",
@@ -513,7 +512,7 @@ def _is_of_own_data(machine: Machine, value: Unknown, *, drawn: bool = True) -> 
 
     With ``drawn`` also of random numbers: what they are added up to before the training may be no more than a start.
     """
-    if not value.varying or is_agreed(value) or machine.guards or machine.inside_ddp:
+    if not value.varying or is_agreed(value) or machine.guards:
         return False
     if machine.mask != ALL_RANKS & ~machine.gone:
         return False

@@ -6,12 +6,11 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.attributes import bound_to
+from ddpdoctor.source.interpreter.attributes import bound_to, keeps_buffers_apart
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
-    UNIFORM,
     Arguments,
     BoundMethod,
     Const,
@@ -102,8 +101,7 @@ def _holds_buffers(machine: Machine, module: Value) -> bool:
 
 def synchronises_buffers(made: Event) -> bool:
     """Return whether a DDP construction leaves the synchronisation of buffers on."""
-    options = ("broadcast_buffers", "forward_sync_buffers")
-    return made.complete and not any(constant(made.named.get(name, UNIFORM)) is False for name in options)
+    return made.complete and not keeps_buffers_apart(made)
 
 
 def backward(machine: Machine, node: ast.AST, losses: Sequence[Value], receiver: Value) -> None:
