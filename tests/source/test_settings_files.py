@@ -198,6 +198,22 @@ SHAPES: dict[str, dict[str, str]] = {
     },
     "composed by hand": {"train.py": COMPOSED, "conf/train.yaml": WHOLE},
     "classes of settings": {"train.py": CLASSES},
+    "a module and a function that settings name": {
+        "train.py": MAIN.format(body="getattr(parts, cfg.train.module).start(cfg)").replace(
+            "import hydra", "import hydra\nimport parts"
+        ),
+        "parts/__init__.py": "from parts import plain, other\n",
+        "parts/plain.py": "import hydra\n\n\ndef start(cfg):\n    " + LOOP + "\n",
+        "parts/other.py": "def start(cfg):\n    pass\n",
+        "conf/train.yaml": WHOLE + "train: {module: plain}\n",
+    },
+    "a module by a text of settings": {
+        "train.py": MAIN.format(body='importlib.import_module("parts.%s" % cfg["train"]["module"]).start(cfg)').replace(
+            "import hydra", "import importlib\n\nimport hydra"
+        ),
+        "parts/plain.py": "import hydra\n\n\ndef start(cfg):\n    " + LOOP + "\n",
+        "conf/train.yaml": WHOLE + "train: {module: plain}\n",
+    },
     "handed out of a function, one part named by another": {
         "train.py": MAIN.replace("import DictConfig", "import OmegaConf")
         .replace(

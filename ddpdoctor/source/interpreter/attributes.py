@@ -39,6 +39,7 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     join,
     on_rank,
+    options_of,
     per_rank,
     tags_of,
 )
@@ -514,6 +515,9 @@ def _of_part(machine: Machine, part: ast.expr, depth: int, turns: int) -> Collec
     value = machine.held(part, frame)
     if isinstance(value, Const) and isinstance(value.value, str):
         return (value.value,)
+    settings = [one.value for one in options_of(value) if isinstance(one, Const)] if isinstance(value, OneOf) else []
+    if texts := [text for text in settings if isinstance(text, str)]:
+        return texts  # of a file of settings, which whoever starts the job may change
     if isinstance(value, BoundMethod):
         return defaults_of(modules, value.name)
     around = frame.owner.node if frame.owner is not None else frame.module.tree

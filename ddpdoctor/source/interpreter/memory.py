@@ -34,6 +34,7 @@ from ddpdoctor.source.interpreter.values import (
     UNSEEDED,
     Arguments,
     Const,
+    DictValue,
     External,
     ExternalObject,
     Function,
@@ -242,7 +243,12 @@ class Memory:
         """Return what a variable or an attribute holds at the moment, without a note that it was looked up."""
         if isinstance(node, ast.Attribute):
             owner = self.held(node.value, frame)
+            if isinstance(owner, DictValue):
+                return dict(owner.entries).get(node.attr, NONE)
             return (self.store.get(owner.number, node.attr) if isinstance(owner, Instance) else None) or NONE
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self.held(node.value, frame)
+            return dict(owner.entries).get(node.slice.value, NONE) if isinstance(owner, DictValue) else NONE
         name = getattr(node, "id", "")
         return self.store.get(self.scope_that_holds(name, frame), name) or NONE
 
