@@ -66,6 +66,8 @@ class Finder:
 
     def within(self, package: str) -> Sequence[str]:
         """Return the names of the modules in a package of the project, or in a directory that serves as one."""
+        if not all(part.isidentifier() for part in package.split(".")):
+            return ()  # A part of it is not known, or it is no name: a text of the code may hold anything.
         head = package.partition(".")[0]
         for place, listing in self._places if head not in self._outside else ():
             names = _names_in(place.joinpath(*package.split("."))) if head in listing else ()
