@@ -328,12 +328,14 @@ def main(cfg):
 
 main()
 """
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10))
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
 UNREADABLE = {
     "no file": None,
     "no YAML": "fabric: [1, {",
     "aliases within aliases": f"{ALIASES}\nfabric: *a8\n",
     "no text": "fabric: \udcff\udcfe",
+    "merges within merges": f"{MERGES}fabric: *a9\n",
     "another object": "- fabric\n- data\n",
     "defaults that hold themselves": "defaults: [train]\n",
     "a target that is no name": "fabric: {_target_: 7}\n",
@@ -351,6 +353,17 @@ def test_settings_that_cannot_be_read_leave_the_training_unexamined(tmp_path: Pa
     looked = looked_at(read_script(script), ("training", "training-loader", "sampler"), triggered=False)
     assert "`fabric.backward`" in looked.gap
     assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [(r"co\0nf", "train"), ("/", "/"), ("round", "train"), ("conf", "../" * 40), ("x" * 5_000, "y")],
+)
+def test_places_that_cannot_be_looked_at_are_no_settings(tmp_path: Path, directory: str, name: str) -> None:
+    (tmp_path / "round").symlink_to("round")
+    text = FABRIC.replace('"conf"', f'"{directory}"').replace('"train"', f'"{name}"')
+    looked = looked_at(read_script(_laid(tmp_path, {"train.py": text})), ("training",), triggered=False)
+    assert "`fabric.backward`" in looked.gap
 
 
 def test_a_pipe_among_the_settings_is_not_waited_for(tmp_path: Path) -> None:

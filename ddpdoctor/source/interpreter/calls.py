@@ -483,9 +483,10 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
     applied = machine.evaluate(decorator)
     if isinstance(value, Function):
         if isinstance(decorator, ast.Call) and machine.evaluate(decorator.func) == External("hydra.main"):
-            from ddpdoctor.source.libraries.hydra import configured
+            from ddpdoctor.source.libraries.hydra import configure
 
-            return configured(machine, value)
+            configure(machine, value)
+            return value
         if applied == NO_GRADIENTS:
             return msgspec.structs.replace(value, gradients=False)
         if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):

@@ -554,9 +554,8 @@ def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
     if not isinstance(one, PerRank) and not is_varying(one):
         return other
     lanes = [join(on_rank(one, rank), on_rank(other, rank), varying) for rank in RANKS]
-    return varied(
-        per_rank(lanes, is_guessed(one, other))
-    )  # What is known of no rank differs between them all the same.
+    # What is known of no rank differs between them all the same.
+    return varied(per_rank(lanes, is_guessed(one, other)))
 
 
 def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks: int) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import reduce
 
 from ddpdoctor.source.interpreter.attributes import family
 from ddpdoctor.source.interpreter.imports import named_value
@@ -31,17 +32,15 @@ _MAXIMUM_DEPTH = 10
 """Of classes of settings within each other: one may hold itself."""
 
 
-def configured(machine: Machine, function: Function) -> Function:
-    """Return the function under ``hydra.main``, as it runs with the settings that its files and classes hold."""
+def configure(machine: Machine, function: Function) -> None:
+    """Note what the function under ``hydra.main`` is given: the settings that its files and classes hold."""
     arguments = function.node.args.args
-    if not arguments or isinstance(function.node, ast.Lambda):
-        return function
     files = hydra_settings(machine.frame.module)
-    declared = _of_class(machine, machine.evaluate(arguments[0].annotation), 0) if arguments[0].annotation else None
+    kind = arguments[0].annotation if arguments else None
+    declared = _of_class(machine, machine.evaluate(kind), 0) if kind is not None else None
     settings = _merged(declared, None if files is None else _of_file(files))
-    if settings is not None:
+    if arguments and settings is not None:
         machine.settings[function.node] = settings
-    return function
 
 
 def composed(machine: Machine, node: ast.AST, given: Arguments) -> Value:
@@ -81,9 +80,9 @@ def _of_class(machine: Machine, cls: Value, depth: int) -> DictValue | None:
             if isinstance(default, ast.Constant):
                 found[name] = _setting(default.value)
                 continue
-            names = node.annotation.id if isinstance(node.annotation, ast.Name) else ""
-            held = machine.store.get(machine.scope_modules.get(one.module, -1), names) if names else None
-            found[name] = (_of_class(machine, held, depth + 1) if held is not None else None) or UNIFORM
+            kind = node.annotation.id if isinstance(node.annotation, ast.Name) else ""
+            inner = machine.store.get(machine.scope_modules.get(one.module, -1), kind) or UNIFORM
+            found[name] = _of_class(machine, inner, depth + 1) or UNIFORM
     return DictValue((*found.items(), (OPEN, OPAQUE))) if found else None
 
 
@@ -107,13 +106,7 @@ def instantiate(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 def _made(machine: Machine, node: ast.AST, config: Value, given: Arguments, depth: int) -> Value:
     if isinstance(config, OneOf) and all(isinstance(one, DictValue) for one in options_of(config)):
-        results: list[Value] = []
-        for option in config.options:
-            results.append(_made(machine, node, option, given, depth))
-        whole = results[0]
-        for result in results[1:]:
-            whole = join(whole, result)
-        return whole
+        return reduce(join, [_made(machine, node, option, given, depth) for option in config.options])
     settings = dict(config.entries) if isinstance(config, DictValue) else {}
     target = constant(settings.get(TARGET, OPAQUE))
     if not isinstance(target, str):

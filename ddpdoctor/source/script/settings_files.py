@@ -1,12 +1,14 @@
 """The settings files of Hydra that a script is run with, composed as Hydra does: which classes and functions they name.
 
 A settings file chooses code (``_target_: src.models.Net``), so that a training may be in no module that is imported.
-Numbers and texts of it are left unknown, as those of a command line are: whoever starts the job may give others.
+What else it holds is what a setting is by default, as an option of a command line: whoever starts the job may give
+another.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,7 +56,7 @@ def hydra_settings(module: Module) -> Tree | None:
     directory, name = given.get("config_path"), given.get("config_name") or (_of_command(module) if calls else None)
     if directory is None or name is None:
         return None
-    root = (module.path.parent / directory).resolve()
+    root = Path(os.path.normpath(module.path.parent / directory))
     composed = _Composed(root, {})
     whole = _file(composed, root / name.removesuffix(".yaml"), (), 0)
     return _resolved(composed, whole, whole, 0) if whole else None
@@ -115,7 +117,7 @@ def _written(module: Module, call: ast.Call) -> Iterator[tuple[str, str]]:
 
 def _file(composed: _Composed, path: Path, package: tuple[str, ...], depth: int) -> Tree:
     """Return what a file holds, with all that its defaults list takes from others, from the root of the settings."""
-    content = _parsed(composed, path.with_name(f"{path.name}.yaml"))
+    content = _parsed(composed, Path(f"{path}.yaml"))
     if content is None or depth > _MAXIMUM_DEPTH:
         return {}
     text, own = content
