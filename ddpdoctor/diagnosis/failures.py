@@ -448,7 +448,7 @@ _DISTRIBUTIONS = {
     "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn",
     "skimage": "scikit-image", "mpi4py": "mpi4py", "bs4": "beautifulsoup4", "Levenshtein": "python-Levenshtein",
     "google": "protobuf", "attr": "attrs", "dotenv": "python-dotenv", "git": "GitPython",
-    "clip": "git+https://github.com/openai/CLIP.git", "apex": "",
+    "clip": "git+https://github.com/openai/CLIP.git", "apex": "", "hydra": "hydra-core",
 }  # fmt: skip
 """What is installed for a module whose package is called otherwise; empty for what is built from its sources."""
 

@@ -114,3 +114,7 @@ def test_missing_data_are_answered_with_the_options_of_the_script(source: str, h
 def test_no_argument_helps_against_a_fault_of_the_script(kind: str, message: str) -> None:
     said = hint_for(RankException(time_ns=1, type=kind, message=message))
     assert said.startswith("The script fails so however it is started")
+
+
+def test_a_package_that_another_one_has_the_name_of_is_called_by_its_own(tmp_path: Path) -> None:
+    assert "`pip install hydra-core` for the Python" in module_hint("hydra", os.fspath(tmp_path))
