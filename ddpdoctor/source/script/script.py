@@ -388,7 +388,10 @@ def take_gap(script: Script) -> str:
 LONGEST_WORD = 120
 """Characters of a string that counts as a word: longer ones are data."""
 # Last names of Python's own functions and classes whose strings are for people to read.
-_SAYING = regex(r"(print\w*|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
+_SAYING = regex(
+    r"(print(_exc|_exception|_tb|_stack)?|debug|info|warn(ing)?|log|error|critical|exception|write|"
+    r"\w*(Error|Exception|Warning))$"
+)
 _PART = regex(r"\w+")
 # The field that holds the word of a node, by the class of the node.
 _NAMING: Mapping[type[ast.AST], str] = {
