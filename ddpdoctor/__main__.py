@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+import threading
+from typing import NoReturn
 
 from ddpdoctor import __version__
 
@@ -26,5 +30,15 @@ def main() -> int:
     return code
 
 
+def start() -> NoReturn:
+    """Run the command line of the process and end the process with its exit code."""
+    code = main()
+    if threading.active_count() > 1:
+        sys.exit(code)
+    # To let go of each object of a source that was read takes a tenth of ``check --static``, 40 of 440 ms.
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    start()
