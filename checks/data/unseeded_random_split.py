@@ -259,13 +259,12 @@ def _on_every_rank(event: Event) -> bool:
 
 
 def _seeds(event: Event, library: Library) -> bool:
-    last = event.name.rpartition(".")[2]
+    head, last = event.name.partition(".")[0], event.name.rpartition(".")[2]
+    if head != library and head in {"torch", "numpy", "random"}:
+        return False
     if not SEEDING.search(last) or last in {"initial_seed", "get_seed"}:
         return False
-    if isinstance(event.receiver, ExternalObject) and event.receiver.name == "torch.Generator":
-        return False
-    head = event.name.partition(".")[0]
-    return head == library or head not in {"torch", "numpy", "random"}
+    return not (isinstance(event.receiver, ExternalObject) and event.receiver.name == "torch.Generator")
 
 
 def _seeds_by_rank(call: Event) -> bool:
