@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Via
 from ddpdoctor.diagnosis.divergence import describe
-from ddpdoctor.diagnosis.divergence_kind import divergence_of, shared_groups
+from ddpdoctor.diagnosis.divergence_kind import divergence_of, parts_in, shared_groups
 from ddpdoctor.diagnosis.wording import group_name, place, rank_list, site_location
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord
@@ -56,7 +56,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         first = min(uses, key=lambda use: use.rank)
         theirs, own = record.site(first.other_site), record.site(first.site)
         group = group_name(Group(ranks=ranks, name=name), record.job.world_size)
-        parted = divergence is not None and divergence.group is not None and divergence.group.ranks == ranks
+        parted = divergence is not None and parts_in(divergence, ranks)
         seen = f"on {rank_list([use.rank for use in uses])} the thread {first.thread} was at work meanwhile"
         yield CHECK.finding(
             f"the thread {first.thread} calls collectives of {group} at {place(theirs.innermost)} while another "

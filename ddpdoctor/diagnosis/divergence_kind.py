@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from signal import SIGABRT
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence import describe
@@ -73,7 +74,7 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     """
     if any(turn.handling is not None and turn.rank == divergence.culprit for turn in divergence.turns):
         return "caught-exception"
-    if divergence.group is not None and any(use.ranks == divergence.group.ranks for use in shared_groups(record)):
+    if any(parts_in(divergence, use.ranks) for use in shared_groups(record)):
         return "shared-group"
     if divergence.form in ("desync", "crossed", "swapped"):
         return "desync"
@@ -124,6 +125,15 @@ def shared_groups(record: RunRecord) -> Iterator[SharedGroup]:
     several = (wait.kind == "init_process_group" and (not wait.backend or ":" in wait.backend) for wait in record.waits)
     if not any(several):
         yield from record.shared_groups
+
+
+def parts_in(divergence: Divergence, ranks: tuple[int, ...]) -> bool:
+    """Return whether the ranks part in the group of some ranks, or wait in it for one that a call of it has aborted."""
+    groups = [divergence.group]
+    if any(turn.rank == divergence.culprit and turn.signal == SIGABRT for turn in divergence.turns):
+        # Gloo ends a process so that reads what another thread was sent: then no call of its own is left open.
+        groups += [turn.group for turn in divergence.turns]
+    return any(group is not None and group.ranks == ranks for group in groups)
 
 
 def _drifted(divergence: Divergence, record: RunRecord) -> bool:
