@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.damaged.cases import ERROR, Case
 from tests.damaged.damages import OUTSIDE, SECRET
 from tests.damaged.server import Ending
+from tests.machine_speed import is_within
 
 AT_MOST_S = 10.0
 AT_MOST_BYTES = 1 << 30
@@ -32,7 +33,8 @@ def problems(case: Case, ending: Ending, scratch: Path, before: dict[str, str], 
     if ending.code < 0:
         yield f"ended by signal {-ending.code} after {ending.seconds:.0f} s"
         return
-    if ending.seconds > AT_MOST_S * slowness and ending.processor_s > AT_MOST_S / 2:
+    # Beside two other workers 7 s of work took 13.7 s of the clock: its work counts, and what it waited beyond that.
+    if not is_within(ending.processor_s, AT_MOST_S) or ending.seconds > 2 * ending.processor_s + AT_MOST_S * slowness:
         yield f"took {ending.seconds:.1f} s"
     if ending.peak_bytes > AT_MOST_BYTES:
         yield f"took {ending.peak_bytes >> 20} MiB"

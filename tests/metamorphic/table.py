@@ -60,10 +60,10 @@ def programs() -> Iterator[tuple[str, Mapping[str, str]]]:
             yield f"{path.with_suffix('').relative_to(CHECKS)}:{case.line}", case.files
 
 
-def rows(transforms: Sequence[str], only: str = "") -> list[Row]:
-    """Measure some transforms on all programs."""
+def rows(transforms: Sequence[str], only: str = "", each: int = 1) -> list[Row]:
+    """Measure some transforms on all programs, or on each so many-th."""
     entries = [entry for entry in read_catalogue().entries if entry.code in READ_IN_SOURCE]
-    chosen = [(name, files) for name, files in programs() if only in name]
+    chosen = [(name, files) for name, files in programs() if only in name][::each]
     with tempfile.TemporaryDirectory() as directory:
         before = {name: _findings(files, origins(files), Path(directory) / "before", entries) for name, files in chosen}
         return [_row(transform, chosen, before, Path(directory) / transform, entries) for transform in transforms]
