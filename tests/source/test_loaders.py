@@ -286,3 +286,42 @@ def test_set_epoch(tmp_path: Path, text: str) -> None:
         data = TensorDataset(torch.ones(100, 4))
         """
     check_marks(tmp_path, head + text, "DDP102")
+
+
+# What gives a loader alone, beside a pair of loaders: the call takes two apart, so the pair is meant.
+ALONE = {
+    "another branch": ("if args.split > 0:", "return train, test", "return train"),
+    "no else": ("if args.split > 0:", "return [train, test]", "pass\n    return test"),
+    "a function": ("if args.split > 0:", "return train, test", "return lambda: (train, test)"),
+    "a class": ("if args.split:", "return (train, test)", "return DataLoader"),
+    "three of them": ("if args.split:", "return train, test", "return train, test, test"),
+    "nothing": ("if args.split:", "return train, test", "return None"),
+}
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_what_is_taken_apart_is_a_row_of_so_many(way: str, tmp_path: Path) -> None:
+    test, pair, other = ALONE[way]
+    check_marks(
+        tmp_path,
+        f"""
+import argparse
+args = argparse.ArgumentParser().parse_args()
+dist.init_process_group("gloo")
+data = TensorDataset(torch.randn(64, 4))
+
+def loaders():
+    train = DataLoader(data, 8, sampler=DistributedSampler(data))  # DDP102
+    test = DataLoader(data, 8)
+    {test}
+        {pair}
+    {other}
+
+train, test = loaders()
+model = DDP(nn.Linear(4, 4))
+for epoch in range(20):
+    for (x,) in train:
+        model(x).sum().backward()
+""",
+        "DDP102",
+    )

@@ -100,10 +100,17 @@ def _of_length(value: Value, length: int) -> Value:
     """Return those of several values that can be taken apart into so many: a function returns fewer in another mode."""
     if not isinstance(value, OneOf):
         return value
+    rows = [
+        option
+        for option in value.options
+        if isinstance(option, SequenceValue) and not option.open and len(option.values) == length
+    ]
+    # Beside such a row a loader, a function or a class is not meant: it could not be taken apart.
+    whole = (SequenceValue, External, ExternalObject, Function, ProjectClass) if rows else (SequenceValue,)
     fitting = [
         option
         for option in value.options
-        if not (isinstance(option, SequenceValue) and not option.open and len(option.values) != length)
+        if not isinstance(option, whole) or option in rows or (isinstance(option, SequenceValue) and option.open)
     ]
     if not fitting or len(fitting) == len(value.options):
         return value

@@ -56,6 +56,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
+from ddpdoctor.source.libraries.rank_attributes import HELPERS
 from ddpdoctor.source.ranks.data_partitions import DIVIDING, ORDER, PIECES
 from ddpdoctor.source.ranks.launches import runs_given
 from ddpdoctor.source.ranks.random_numbers import FORGETS_ORDER, drawn, of_unread, orders
@@ -64,7 +65,7 @@ from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
-from ddpdoctor.source.torch_model.external_calls import call_external, call_method
+from ddpdoctor.source.torch_model.external_calls import call_external, call_method, make_helper
 from ddpdoctor.source.torch_model.external_objects import make_sampler
 from ddpdoctor.source.torch_model.recorded_calls import RESULT, bare_forward, note_absent, note_own_step
 from ddpdoctor.source.vocabulary import (
@@ -245,6 +246,11 @@ def construct(machine: Machine, node: ast.AST, cls: ProjectClass, given: Argumen
     """Make an instance of a project class; of one that is DDP under another name, a DDP object."""
     instance = Instance(machine.object_number(node), cls)
     method = class_attribute(machine, cls, "__init__")
+    helper = next((name for name in base_names(machine, cls) if name in HELPERS), "") if cls.node.bases else ""
+    if helper:
+        machine.helpers[instance.number] = helper
+        if not isinstance(method, Function):
+            make_helper(machine, node, helper, given, instance.number)
     if cls.node.bases and is_thin_wrap(machine, cls):
         return wrap_by_class(machine, node, instance, method, given)
     if isinstance(method, Function):

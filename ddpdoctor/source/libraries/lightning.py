@@ -91,7 +91,8 @@ def method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: A
         return None
     if isinstance(receiver, BoundMethod) and receiver.name in {"strategy", "training_type_plugin"}:
         trainer = receiver.receiver
-        if isinstance(trainer, ExternalObject) and trainer.name in TRAINERS and name in _ON_STRATEGY:
+        made = machine.object(trainer) if isinstance(trainer, ExternalObject) and trainer.name in TRAINERS else None
+        if name in _ON_STRATEGY and has_ranks(machine, made):
             machine.emit("collective", f"strategy.{name}", node, given, in_tree=True)
             return SYNCHRONISED
     return None

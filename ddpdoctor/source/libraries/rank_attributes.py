@@ -27,6 +27,8 @@ from ddpdoctor.source.vocabulary import ACCELERATE_STATES, DATA_LOADER, ENGINE, 
 ACCELERATOR = "accelerate.Accelerator"
 _STATES = ACCELERATE_STATES | {ACCELERATOR}
 TRAINERS = frozenset(f"{package}.Trainer" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
+HELPERS = TRAINERS | FABRICS | {ACCELERATOR}
+"""Classes that a project may derive from: what it leaves alone is the library's own."""
 _WITH_RANKS = TRAINERS | FABRICS | {ENGINE}
 _ATTRIBUTES: Mapping[str, Value] = {
     "is_main_process": exact_per_rank(FIRST),

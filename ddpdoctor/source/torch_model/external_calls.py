@@ -51,7 +51,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import lightning, sharding
-from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, make_bar
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, HELPERS, make_bar
 from ddpdoctor.source.ranks.data_partitions import PART, SHARE, ranged, strided
 from ddpdoctor.source.ranks.launches import run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.random_numbers import SEEDS
@@ -394,6 +394,15 @@ def _fills_up(machine: Machine) -> bool:
     return bool(machine.loops) and isinstance(machine.loops[-1].around.node, ast.While) and not machine.own_tests
 
 
+def make_helper(machine: Machine, node: ast.AST, name: str, given: Arguments, number: int) -> Value:
+    """Make an object of the project what the helper of a library is that its class derives from."""
+    note_call(machine, node, name, given)
+    if name in STARTS:
+        machine.store.write(GROUP, TRUE)
+    machine.emit("object", name, node, given, number=number)
+    return NONE
+
+
 def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> Value:
     owner = machine.frame.owner.owner if machine.frame.owner is not None else None
     if owner is None:
@@ -412,6 +421,10 @@ def _call_super(machine: Machine, node: ast.AST, receiver: Value, name: str, giv
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
                 return machine.call_function(node, bound_to(method, receiver), given)
+        if isinstance(base, External) and base.name in HELPERS and isinstance(receiver, Instance):
+            if name == "__init__":
+                return make_helper(machine, node, base.name, given, receiver.number)
+            return call_method(machine, node, BoundMethod(ExternalObject(receiver.number, base.name), name), given)
     values = given.values
     if name == "__init__" and values and isinstance(receiver, Instance):
         machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(values)))
