@@ -46,7 +46,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, is_in_turns
 from ddpdoctor.source.queries.files import (
     FIGURES,
-    LOG_FILE,
+    OPENERS,
     FileUse,
     changed_node,
     changed_path,
@@ -191,7 +191,7 @@ _PREPARATION = regex(
 )
 _OVERWRITING = ", overwriting what the others wrote"
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
-_REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
+_REWRITES = FIGURES | OPENERS.keys() | {"shutil.copy", "shutil.copy2", "shutil.copyfile"}
 _PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 _OWN_TEMPORARY = regex(r"""(?<=['"])(\.{1,2}/)?(tmp|temp)/""")
 """A directory of that name where the job was started, which all ranks have."""

@@ -131,7 +131,7 @@ class Memory:
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.helpers: dict[int, str] = {}
-        """What objects of the project are by a base: an Accelerator or another helper of a library; by their numbers."""
+        """What objects of the project are by a base, an Accelerator or another helper; by their numbers."""
         self.cycles: dict[int, LoopAround] = {}
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.items_aside: dict[int, Value] = {}

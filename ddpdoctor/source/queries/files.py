@@ -41,11 +41,14 @@ from ddpdoctor.source.script.module import argument_of, descend, last_name, made
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
-_OPEN = "builtins.open"
 LOG_FILE = "logging.FileHandler"
 """It appends unless it is given another mode."""
-# What opens a file: the argument that is its path, which comes first, and the mode by default.
-_OPENERS = {_OPEN: ("file", "r"), LOG_FILE: ("filename", "a")}
+OPENERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("builtins.open", "io.open"), ("file", "r")),
+    **dict.fromkeys(("codecs.open", "gzip.open", "bz2.open", "lzma.open"), ("filename", "r")),
+    LOG_FILE: ("filename", "a"),
+}
+"""What opens a file: the argument that is its path, which comes first, and the mode by default."""
 # The argument that is the path of a new file or directory.
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
@@ -114,8 +117,8 @@ def shown_path(source: str, path: Value) -> str:
 def writes(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks write from their beginning, in the order of execution."""
     for event in projection.in_course("save", "call"):
-        if event.name in _OPENERS:
-            name, default = _OPENERS[event.name]
+        if event.name in OPENERS:
+            name, default = OPENERS[event.name]
             if _mode(event, default)[:1] in {"w", "x"}:
                 yield from _use(event, name, 0)
         elif event.name in _MAPPERS:
@@ -132,10 +135,10 @@ def writes(projection: Projection) -> Iterator[FileUse]:
 def appended_files(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that every rank of a job adds the same lines to, with no word for the rank in them, each once."""
     seen: set[ast.AST] = set()
-    for event in noted(projection, _OPEN) if is_distributed(projection) else ():
-        if event.node in seen or not on_every_rank(event) or _mode(event)[:1] != "a":
+    for event in noted(projection, *OPENERS) if is_distributed(projection) else ():
+        if event.name == LOG_FILE or event.node in seen or not on_every_rank(event) or _mode(event)[:1] != "a":
             continue
-        for use in _use(event, "file", 0):
+        for use in _use(event, OPENERS[event.name][0], 0):
             if not is_one_path(use.path) or is_in_turns(projection, event) or is_of_one_process(projection, event):
                 continue
             around = event.module.body_around(event.node)
@@ -155,10 +158,11 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
 
 def reads(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks read, in the order of execution."""
-    for event in noted(projection, _OPEN, *_READERS, *_PATH_READERS, *_MAPPERS):
-        if event.name == _OPEN:
-            if _mode(event)[:1] == "r" and "+" not in _mode(event):
-                yield from _use(event, "file", 0)
+    for event in noted(projection, *OPENERS, *_READERS, *_PATH_READERS, *_MAPPERS):
+        if event.name in OPENERS:
+            name, default = OPENERS[event.name]
+            if _mode(event, default)[:1] == "r" and "+" not in _mode(event, default):
+                yield from _use(event, name, 0)
         elif event.name in _MAPPERS:
             if _mapped(event) in {"r", "r+", "c"}:
                 yield from _use(event, "filename", 0)
@@ -182,7 +186,15 @@ def _mode(event: Event, default: str = "r", position: int = 1) -> str:
 def _use(event: Event, name: str, position: int) -> Iterator[FileUse]:
     path = event.argument(name, position)
     if path is not None and isinstance(event.node, ast.Call):
-        yield FileUse(event, path, argument_of(event.node, name, position))
+        yield FileUse(event, path, path_in(event, name, position))
+
+
+def path_in(event: Event, name: str, position: int) -> ast.expr | None:
+    """Return the expression of the path that a call is given, or whose method it is; None where a star hides it."""
+    call = event.node
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(event.positional) > len(call.args):
+        return call.func.value
+    return argument_of(call, name, position)
 
 
 def _use_of_receiver(event: Event) -> Iterator[FileUse]:
@@ -193,8 +205,8 @@ def _use_of_receiver(event: Event) -> Iterator[FileUse]:
 def opened_to_write(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that ranks make where they are missing: written from their beginning or added to."""
     yield from writes(projection)
-    for event in noted(projection, *_OPENERS):
-        name, default = _OPENERS[event.name]
+    for event in noted(projection, *OPENERS):
+        name, default = OPENERS[event.name]
         if _mode(event, default)[:1] == "a":
             yield from _use(event, name, 0)
 
@@ -351,9 +363,9 @@ def _is_result(use: FileUse) -> bool:
     Logs, pictures, caches and locks are not for later.
     """
     event = use.event
-    if event.name in FIGURES or event.name == LOG_FILE:
+    if event.name in FIGURES or event.name in OPENERS or event.name.startswith("shutil."):
         return False
-    if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
-        return event.name == "torch.save"
+    if event.name == "torch.save":
+        return True
     by_each = "is_main_process" not in event.named and "save_function" not in event.named
     return by_each and not _PASSING.search(use.source)

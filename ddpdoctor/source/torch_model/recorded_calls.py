@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.scopes import ARGUMENTS
@@ -50,12 +51,18 @@ def note_call(machine: Machine, node: ast.AST, name: str, given: Arguments) -> N
         machine.note("call", SET_DEFAULT, node, given)
 
 
+_MODE = regex(r"[rwxa][bt+]*$")
+
+
 def note_method(machine: Machine, node: ast.AST, receiver: Value, name: str, given: Arguments) -> None:
     """Record a call of a method, if a check may look at it."""
     for kind in _kinds_of_method(name):
         machine.note(kind, name, node, given, receiver)
     if name in GROWING_METHODS and given.positional:
         _note_part(machine, node, receiver, given.positional[-1])
+    if name == "open" and _MODE.match(str(constant(given.value("mode", 0) or NONE))):
+        # The method of a path is the function that is given the path first; one of an archive is given a name.
+        machine.note("call", "builtins.open", node, Arguments([receiver, *given.positional], given.named))
     if machine.wrapped and is_in_place(name) and _is_apart(machine, given.values):
         machine.note("training", CHANGED, node, given, receiver=receiver)
     if name in _DRAWING:
@@ -73,7 +80,7 @@ def _is_computed(value: Value) -> bool:
 
 def is_noted_method(name: str) -> bool:
     """Return whether some calls of a method may be recorded."""
-    known = name == "cuda" or name in READING_METHODS or name in GROWING_METHODS or name in _DRAWING
+    known = name in ("cuda", "open") or name in READING_METHODS or name in GROWING_METHODS or name in _DRAWING
     return known or is_in_place(name) or bool(_kinds_of_method(name))
 
 
