@@ -10,6 +10,7 @@ from ddpdoctor.source.events import Branch, Event, Loop
 from ddpdoctor.source.interpreter.values import Const, Unknown, Value
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.script import read_script
+from ddpdoctor.source.torch_model.recorded_calls import UNASSIGNED
 
 HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -147,3 +148,44 @@ def test_loop_in_a_loop_finds_what_it_found_in_the_turn_before(tmp_path: Path) -
         assert isinstance(steps, Loop)
         assert [type(item) for item in steps.body] == [Branch]
     assert [event.name for event in projection.of_kind("collective")] == ["barrier"]
+
+
+# The function is entered by all, and the ranks but one run its loop first: that is no reason to lack a name later.
+LATER = {
+    "a sum": ("total = 0", "total += parameter.numel()"),
+    "a list": ("total = []", "total.append(parameter)\n                total = total + [1]"),
+    "the largest": ("total = torch.zeros(1)", "total = max(total, parameter.max())"),
+    "two loops": ("total = 0", "for size in parameter.shape:\n                    total = total * 2 + size"),
+}
+
+
+@pytest.mark.parametrize("way", LATER)
+def test_who_ran_a_loop_in_an_earlier_call_decides_nothing_of_a_later_one(way: str, tmp_path: Path) -> None:
+    begin, turn = LATER[way]
+    path = tmp_path / "train.py"
+    path.write_text(
+        HEAD
+        + f"""
+dist.init_process_group("gloo")
+
+class Runner:
+    def __init__(self):
+        self.made = None
+        self.model = torch.nn.Linear(4, 4)
+
+    def optimizer(self):
+        if self.made is None:
+            {begin}
+            for parameter in self.model.parameters():
+                {turn}
+            self.made = torch.optim.SGD(self.model.parameters(), 0.1)
+        return self.made
+
+first, second = Runner(), Runner()
+if dist.get_rank() == 0:
+    first.optimizer()
+first.optimizer()
+second.optimizer()
+"""
+    )
+    assert [event for event in project(read_script(path)).events if event.name == UNASSIGNED] == []

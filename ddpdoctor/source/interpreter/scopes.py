@@ -233,10 +233,11 @@ class Store:
 
     def merge(self, written: Mapping[Cell, Value], varying: bool = False) -> None:
         """Join values that a path left behind with the present ones."""
+        # What has a value now, on all ranks or on those noted, had it in the first turn, whatever later ones do.
+        of_now = {cell for cell in written if cell[1][:1] == _MAKERS and self.get(cell[0], cell[1][1:]) is not None}
         for cell, value in written.items():
-            base = self.get(*cell)
-            if base is None or cell[1][:1] != _MAKERS:  # In the first turn a name has no value, whatever later ones do.
-                self.write(cell, join(base, value, varying))
+            if cell not in of_now:
+                self.write(cell, join(self.get(*cell), value, varying))
 
     def merge_arms(self, arms: Sequence[tuple[Mapping[Cell, Value], int]], varying: bool) -> None:
         """Join what alternative paths wrote; each comes with the mask of the ranks that reached its end."""
