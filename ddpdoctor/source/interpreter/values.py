@@ -550,12 +550,30 @@ def _may_be_none(value: Value) -> bool:
 
 def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
     if not isinstance(other, PerRank) and not is_varying(other):
-        return one
+        return _beside_same(one, other)
     if not isinstance(one, PerRank) and not is_varying(one):
-        return other
+        return _beside_same(other, one)
     lanes = [join(on_rank(one, rank), on_rank(other, rank), varying) for rank in RANKS]
     # What is known of no rank differs between them all the same.
     return varied(per_rank(lanes, is_guessed(one, other)))
+
+
+def _beside_same(own: Value, uniform: Value) -> Value:
+    """Return lanes beside their uniform alternative, which a rank has as well that may hold such an object there, too.
+
+    One rank that makes an object by the way, where all may have made one before, is no other than the rest.
+    """
+    kinds = {_kind_of_object(option) for option in options_of(uniform)} - {None}
+    if not kinds or not isinstance(own, PerRank):
+        return own
+    lanes = [join(lane, uniform) if _kind_of_object(lane) in kinds else lane for lane in own.values]
+    return per_rank(lanes, own.guessed)
+
+
+def _kind_of_object(value: Value) -> str | ProjectClass | None:
+    if isinstance(value, ExternalObject):
+        return value.name
+    return value.cls if isinstance(value, Instance) else None
 
 
 def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks: int) -> Value:
