@@ -1,4 +1,4 @@
-"""What a variable holds after a condition that may have been true, where some of the ranks alone ran what is behind it."""
+"""What a variable holds after a condition that may have been true, where some ranks alone ran what is behind it."""
 
 from __future__ import annotations
 
