@@ -195,10 +195,30 @@ def reads_in_every_step(projection: Projection) -> Iterator[Event]:
             continue
         # What rank 0 alone waits for, the others wait for in the next reduction.
         decided = all(constant(one) is not ... for guard in event.guards for one in parts_of(guard.value))
-        in_every_step = decided and set(event.conditions) <= set(backward.conditions)
-        if in_every_step and any(kind in OF_MODELS for kind, _ in tags_of(event.receiver)):
+        tests = zip(event.conditions, event.undecided, strict=True)
+        beside = [test for text, (_, test) in tests if text not in backward.conditions]
+        if (
+            decided
+            and all(map(_asks_what_it_is, beside))
+            and any(kind in OF_MODELS for kind, _ in tags_of(event.receiver))
+        ):
             seen.add(event.node)
             yield event
+
+
+# What a value is, or what it is called: a test of it comes out alike in each step.
+_KINDS = frozenset({"isinstance", "issubclass", "hasattr", "callable", "is_tensor", "startswith", "endswith"})
+
+
+def _asks_what_it_is(test: ast.AST) -> bool:
+    if isinstance(test, ast.BoolOp):
+        return all(map(_asks_what_it_is, test.values))
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _asks_what_it_is(test.operand)
+    if isinstance(test, ast.Compare):
+        word = isinstance(test.left, ast.Constant) and isinstance(test.left.value, str)
+        return word and len(test.ops) == 1 and isinstance(test.ops[0], (ast.In, ast.NotIn))
+    return isinstance(test, ast.Call) and last_name(test.func) in _KINDS
 
 
 # Streams of which each rank takes its share only after the work for every item is done.
