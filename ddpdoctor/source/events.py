@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.source.interpreter.values import NONE, Value
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value
 from ddpdoctor.source.script.module import Module
 
 EventKind = Literal[
@@ -23,6 +23,8 @@ EventKind = Literal[
 Condition: TypeAlias = "tuple[Module, ast.AST]"
 LONGEST_CONDITION = 1_000
 """Characters of a condition that are compared and searched."""
+_EVENTS_LOOKED_AT = 20
+"""Of an arm: what it would cost to look at all of them grows with the square of early returns."""
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
@@ -308,8 +310,8 @@ def _settle_leaving(branch: Branch, rest: Tree | None, in_loop: bool) -> Tree | 
 
 def _one_of(arms: Sequence[Tree], test: OwnTest | None) -> Tree:
     shapes = [shape_of(arm) for arm in arms]
-    if len(set(shapes)) == 1:
-        return arms[0]
+    if len(set(shapes)) == 1:  # Of arms that do the same, the one that other ranks have no part in says more.
+        return max(arms, key=_has_lone_event)
     leaves = any(_leaves(arm) for arm in arms)
     if leaves:  # What each of them runs first is run in any case.
         first = [items[0] for items in takewhile(_is_one_event, zip(*arms, strict=False))]
@@ -319,11 +321,12 @@ def _one_of(arms: Sequence[Tree], test: OwnTest | None) -> Tree:
 
 
 def _is_one_event(items: Sequence[Item]) -> bool:
-    return (
-        len({item.name if isinstance(item, Event) else None for item in items} - {None})
-        == 1
-        == len({type(item) for item in items})
-    )
+    names = {item.name for item in items if isinstance(item, Event)}
+    return len(names) == 1 and all(isinstance(item, Event) for item in items)
+
+
+def _has_lone_event(arm: Tree) -> bool:
+    return any(event.ranks != ALL_RANKS for event in islice(events_in(arm), _EVENTS_LOOKED_AT))
 
 
 def _leaves(items: Sequence[Item]) -> bool:

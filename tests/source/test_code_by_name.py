@@ -415,3 +415,64 @@ def test_a_trainer_behind_thirty_modules_is_read(tmp_path: Path) -> None:
     for name, text in files.items():
         written(tmp_path, text, name, head=HEAD if name == "train.py" else "")
     assert "deep" in {module.name for module in read_script(tmp_path / "train.py").modules}
+
+
+REGISTRY = """
+TRAINERS = {}
+
+def register(name):
+    def add(cls):
+        TRAINERS[name] = cls
+        return cls
+    return add
+"""
+OF_LIST = 'for name in ["way1", "way2"]:\n    '
+REGISTERING = {
+    "a list": "import importlib\n" + OF_LIST + 'importlib.import_module(f"ways.{name}")\n',
+    "a list, joined": "import importlib\n" + OF_LIST + 'importlib.import_module(".".join(["ways", name]))\n',
+    "a list, by its own name": "from importlib import import_module\n"
+    + OF_LIST
+    + 'import_module(__name__ + "." + name)\n',
+    "the files of its folder": """
+import importlib
+for file in os.listdir(os.path.dirname(__file__)):
+    if file.endswith(".py") and not file.startswith("_"):
+        importlib.import_module("ways." + file[:-3])
+""",
+    "what pkgutil finds": """
+import importlib, pkgutil
+for _, name, _ in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{name}")
+""",
+    "a pattern of files": """
+import glob, importlib
+for file in glob.glob(os.path.join(os.path.dirname(__file__), "*.py")):
+    if not file.endswith("__init__.py"):
+        importlib.import_module("ways." + os.path.basename(file)[:-3])
+""",
+    "a function": """
+import importlib
+def import_all(names):
+    for name in names:
+        importlib.import_module("." + name, package=__package__)
+import_all(["way1", "way2"])
+""",
+}
+
+
+@pytest.mark.parametrize("faulty", [1, 2])
+@pytest.mark.parametrize("way", REGISTERING)
+def test_modules_that_are_imported_for_what_they_register_are_run(way: str, faulty: int, tmp_path: Path) -> None:
+    import_them = "import ways\nfrom ways.registry import TRAINERS\n"
+    files = {
+        "train.py": JOIN + PARSER + import_them + "TRAINERS[options().trainer]().fit()\n",
+        "ways/__init__.py": REGISTERING[way],
+        "ways/registry.py": REGISTRY,
+    }
+    for number in (1, 2):
+        text = classes(number)
+        text = with_fault(text, number) if number == faulty else text
+        head = "from ways.registry import register\n"
+        files[f"ways/way{number}.py"] = head + text.replace("class Way", f'@register("way{number}")\nclass Way')
+    path = project(tmp_path, files)
+    assert places(path, "DDP301") == marked(tmp_path)

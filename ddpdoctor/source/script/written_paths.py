@@ -201,9 +201,13 @@ def spelled(node: ast.expr, of_part: Callable[[ast.expr], Collection[str]]) -> C
 
 
 def _filled(node: ast.expr) -> Sequence[ast.expr]:
-    """Return the texts and the fields of ``"a.%s" % b`` or ``"a.{}".format(b)``; empty for anything else."""
+    """Return the texts and the fields of ``"a.%s" % b``, ``"a.{}".format(b)`` or ``".".join([a, b])``; else nothing."""
     template: ast.expr | None = None
     given: Sequence[ast.expr] = ()
+    joined = argument_of(node, "iterable", 0) if last_name(getattr(node, "func", node)) == "join" else None
+    between = getattr(getattr(node, "func", None), "value", None)
+    if isinstance(joined, (ast.List, ast.Tuple)) and isinstance(between, ast.Constant):
+        return [part for one in joined.elts for part in (between, one)][1:]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         template, given = node.left, node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
@@ -224,6 +228,9 @@ def template_of(module: Module, node: ast.expr, depth: int = 0) -> str:
     """Return a text that is put together, with ``UNKNOWN_PART`` for each part that is not written out."""
 
     def of_part(part: ast.expr) -> Collection[str]:
+        own = {"__name__": module.name, "__package__": module.package}.get(last_name(part))
+        if own is not None:
+            return (own,)
         named = isinstance(part, ast.Name) and not depth
         values = module.assigned(module.body_around(part), part) if named else ()
         return (template_of(module, values[0], depth + 1) if len(values) == 1 else UNKNOWN_PART,)
