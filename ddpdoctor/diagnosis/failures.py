@@ -92,27 +92,47 @@ def xid(number: int) -> Xid:
 
 LONG_NS = 60_000_000_000
 """The ranks of a job start within seconds of each other; on a busy cluster within a minute."""
-_IN_USE = re.compile(r"EADDRINUSE|address already in use|server socket has failed to (listen|bind)", re.IGNORECASE)
-_UNREACHABLE = re.compile(
-    r"client socket has (failed|timed out)|failed to connect to|RendezvousConnectionError|connection to the C10d store"
-    r"|No route to host|Name or service not known|gai error",
-    re.IGNORECASE,
+_NOT_MET = (
+    (
+        r"EADDRINUSE|address already in use|server socket has failed to (listen|bind)",
+        "the rendezvous port is in use: the rendezvous failed",
+        "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end leftover "
+        "processes of an earlier job.",
+    ),
+    (
+        r"connectFullMesh failed|timed out connecting",
+        "a rank reached the rendezvous store, but cannot connect to one of the other ranks",
+        "Check whether that rank was still alive; if so, check that its address is reachable from all nodes: "
+        "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
+    ),
+    (
+        r"waiting for clients|clients joined|RendezvousTimeoutError|Timed out initializing",
+        "not all ranks reached the rendezvous in time{joined}",
+        "Check that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number "
+        "of ranks started.",
+    ),
+    (
+        r"client socket has (failed|timed out)|failed to connect to|RendezvousConnectionError"
+        r"|connection to the C10d store|No route to host|Name or service not known|gai error",
+        "a rank cannot reach the rendezvous store",
+        "Check that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) give an address at which the other nodes "
+        "reach the first, and that no firewall blocks it.",
+    ),
 )
-_UNCONNECTED = re.compile(r"connectFullMesh failed|timed out connecting", re.IGNORECASE)
-_MISSING = re.compile(
-    r"waiting for clients|clients joined|RendezvousTimeoutError|Timed out initializing", re.IGNORECASE
-)
+"""What a message says, what that means, and what to do."""
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 
 
 def failed_rendezvous(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first failure to meet: an address in use, a store out of reach, or ranks that never came."""
     for text, ranks, location in _failures(record):
-        found = _named_failure(text)
-        if found is not None:
-            because = ((text[:240], location),)
-            yield Verdict(sentence=found[0], remedy=found[1], because=because, ranks=ranks, locations=location)
-            return
+        for pattern, sentence, remedy in _NOT_MET:
+            if re.search(pattern, text, re.IGNORECASE):
+                joined = _JOINED.search(text)
+                some = f": {joined[1]} of {count(int(joined[2]), 'rank')} arrived" if joined else ""
+                told, because = sentence.format(joined=some), (text[:240], location)
+                yield Verdict(sentence=told, remedy=remedy, because=because, ranks=ranks, locations=location)
+                return
     missing = _never_came(record)
     if missing is not None:
         yield missing
@@ -127,36 +147,6 @@ def _failures(record: RunRecord) -> Iterator[tuple[str, tuple[int, ...], Locatio
     for number, error in sorted((*early, *raised), key=lambda entry: entry[1].time_ns):
         place = location_of(error.frames[0]) if error.frames else None
         yield f"{error.type}: {headline(error)}", (number,) if number >= 0 else (), place
-
-
-def _named_failure(text: str) -> tuple[str, str] | None:
-    if _IN_USE.search(text):
-        return (
-            "the rendezvous port is in use: the rendezvous failed",
-            "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end leftover "
-            "processes of an earlier job.",
-        )
-    if _UNCONNECTED.search(text):
-        return (
-            "a rank reached the rendezvous store, but cannot connect to one of the other ranks",
-            "Check whether that rank was still alive; if so, check that its address is reachable from all nodes: "
-            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
-        )
-    if _MISSING.search(text):
-        joined = _JOINED.search(text)
-        some = f": {joined[1]} of {count(int(joined[2]), 'rank')} arrived" if joined else ""
-        return (
-            f"not all ranks reached the rendezvous in time{some}",
-            "Check that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number "
-            "of ranks started.",
-        )
-    if _UNREACHABLE.search(text):
-        return (
-            "a rank cannot reach the rendezvous store",
-            "Check that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) give an address at which the other nodes "
-            "reach the first, and that no firewall blocks it.",
-        )
-    return None
 
 
 def _never_came(record: RunRecord) -> Verdict | None:
@@ -235,7 +225,7 @@ def named_failures(record: RunRecord, trouble: Trouble | None) -> Iterator[Named
     for (kind, place), entries in found.items():
         yield NamedFailure(
             type=kind,
-            message=_shortened(headline(entries[0][1])),
+            message=line if len(line := headline(entries[0][1])) <= 200 else f"{line[:200]}...",
             location=place,
             ranks=tuple(sorted({rank for rank, _ in entries})),
         )
@@ -252,10 +242,6 @@ def failed_initialisations(record: RunRecord) -> Iterator[tuple[Wait, Location |
             continue
         said.add((wait.site, wait.error))
         yield wait, site_location(record.site(wait.site))
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= 200 else f"{line[:200]}..."
 
 
 # The rank whose process was killed first, where none of them failed by itself.
@@ -305,19 +291,16 @@ def killed_rank(record: RunRecord) -> Iterator[Verdict]:
     who = f"it was process {first.pid}" + (f" on {first.host}" if first.host else "")
     because.append((who, None, {"pid": first.pid}, first.rank))
     inside = "" if within is None else f" inside {within.signature.kind} at {place(within.site.innermost)}"
+    death = f"the process of rank {first.rank} ended without an exception or an exit code"
+    if first.signal is not None:
+        death = f"rank {first.rank} was killed by {signal_name(first.signal)}"
     yield Verdict(
-        sentence=_death(first.rank, first.signal) + inside,
+        sentence=death + inside,
         remedy=_remedy_of_death(first.signal, in_a_collective=within is not None),
         locations=None if within is None else location_of(within.site.innermost),
         ranks=(first.rank,),
         because=tuple(because),
     )
-
-
-def _death(rank: int, number: int | None) -> str:
-    if number is None:
-        return f"the process of rank {rank} ended without an exception or an exit code"
-    return f"rank {rank} was killed by {signal_name(number)}"
 
 
 def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:

@@ -7,7 +7,7 @@ waits in the store. The tracks of the ranks may have been read at slightly diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -133,7 +133,9 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
     if not found:
         return None
     since_ns, late = min(found)
-    waiting = tuple(sorted(waiters.behind([late])))
+    behind = waiters.behind([late])
+    waiting = tuple(sorted(behind))
+    awaited = (rank for rank in unseen if any(not behind.isdisjoint(bunch.ranks) for bunch in waiters.awaited[rank]))
     first = min((blocked[rank] for rank in waiting), key=lambda entry: entry.since_ns)
     timeout_ns = record.groups[first.group].timeout_ns if first.group is not None else 0
     turn = elsewhere(record, late, known.get(late), None)
@@ -151,15 +153,8 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         stacks=tuple(
             (turn.rank, stack) for turn in (turn, theirs) if (stack := turn.stack or turn.frames) or turn.rank in known
         ),
-        unseen=_awaited_by(waiting, unseen, waiters) if late in unseen else (),
+        unseen=tuple(sorted(awaited)) if late in unseen else (),
     )
-
-
-def _awaited_by(waiting: Iterable[int], ranks: Iterable[int], waiters: Waiters) -> tuple[int, ...]:
-    """Those of some ranks for which ones of ``waiting`` wait, ascending."""
-    waits = frozenset(waiting)
-    awaited = (rank for rank in ranks if any(not waits.isdisjoint(bunch.ranks) for bunch in waiters.awaited[rank]))
-    return tuple(sorted(awaited))
 
 
 def wait_text(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
@@ -175,9 +170,11 @@ def wait_text(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
 def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None) -> str:
     if rank is None:
         return "which has not reported"
-    if turn.sleeps_ns:
-        return sleep_text(turn, at)
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
+    if 0 < turn.sleeps_ns < POLLING_NS:
+        return f"which polls in a loop{within} at {place(at)}"
+    if turn.sleeps_ns:
+        return f"which sleeps{within} at {place(at)} for another {duration_text(turn.sleeps_ns)}"
     ago = f" {duration_text(turn.seen_ago_ns)} ago" if turn.seen_ago_ns else ""
     if at is None:
         return "busy at an unknown line"
@@ -332,14 +329,6 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     if record.job.kind != "run" or divergence.form != "stuck" or any(turn.stopped for turn in divergence.turns):
         return False
     return _stood_ns(record) < PATIENCE_NS
-
-
-def sleep_text(turn: NextCall, at: Frame | None) -> str:
-    """Say that a rank sleeps, or asks again and again, where it has set itself a clock."""
-    within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
-    if turn.sleeps_ns < POLLING_NS:
-        return f"which polls in a loop{within} at {place(at)}"
-    return f"which sleeps{within} at {place(at)} for another {duration_text(turn.sleeps_ns)}"
 
 
 def _stood_ns(record: RunRecord) -> int:

@@ -69,13 +69,10 @@ _COLLECTIVES = frozenset(
         "all_reduce", "broadcast", "barrier", "monitored_barrier", "reduce", "gather", "scatter", "all_gather",
         "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send",
         "recv", "new_group", "init_process_group", "destroy_process_group", "all_reduce_coalesced", "batch_isend_irecv",
+        "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
     }
 )  # fmt: skip
 """Functions of torch.distributed that return when others have come."""
-_OBJECTS = {
-    "all_gather_object": "all_gather_object", "broadcast_object_list": "broadcast_object_list",
-    "gather_object": "gather_object", "scatter_object_list": "scatter_object_list",
-}  # fmt: skip
 
 
 def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
@@ -147,18 +144,15 @@ def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
         file = frame.file.replace("\\", "/")
         if file.endswith("torch/distributed/distributed_c10d.py"):
             outer = [one.function for one in frames[position:] if one.file == frame.file]
-            named = [_OBJECTS.get(name, name) for name in outer if name in _COLLECTIVES or name in _OBJECTS]
-            if named:
+            if named := [name for name in outer if name in _COLLECTIVES]:
                 return Signature(kind=named[-1])
         elif file.endswith("torch/distributed/rendezvous.py"):
             return Signature(kind="init_process_group")
         elif file.endswith("torch/nn/parallel/distributed.py"):
             if frame.function == "__init__":
                 return Signature(kind="broadcast", origin="ddp-construct")
-            if all(
-                "/torch/distributed/" in one.file or "nn/parallel/distributed.py" in one.file
-                for one in frames[:position]
-            ):
+            inner = [one.file for one in frames[:position]]
+            if all("/torch/distributed/" in one or "nn/parallel/distributed.py" in one for one in inner):
                 return Signature(kind="broadcast", origin="ddp-forward")
         elif frame.function == "_engine_run_backward" and position == 0 and idle:
             return Signature(kind="all_reduce", origin="ddp-backward")

@@ -503,9 +503,7 @@ def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
         return True  # How launchers and schedulers end the ranks that are left.
     if one.kind == "signalled" and one.type == "launcher" and first.type != "launcher":
         return first.rank == one.rank
-    if evidence.ordered or one.file == first.file:
-        return one.position > first.position
-    return bool(one.time_ns and first.time_ns) and one.time_ns > first.time_ns + ONE_MOMENT_NS
+    return one.position > first.position if one.file == first.file else surely_before(first, one, evidence)
 
 
 def _cause(group: Sequence[Incident], role: Role) -> LogCause:
@@ -638,12 +636,11 @@ def _of_the_first_to_leave(cause: LogCause, endings: Sequence[RankEnding]) -> Lo
 def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCause:
     """A SIGKILL and the kernel's word that memory had run out are one."""
     others = [one for group in groups for one in group if one not in cause.incidents]
-    if cause.first.kind == "killed-by-kernel":
-        killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
-        ranks = tuple(sorted({*cause.ranks, *(one.rank for one in killed if one.rank is not None)}))
-        return replace(cause, ranks=ranks, behind=tuple(killed))
-    memory = [one for one in others if one.kind == "killed-by-kernel"]
-    return replace(cause, behind=tuple(memory))
+    if cause.first.kind != "killed-by-kernel":
+        return replace(cause, behind=tuple(one for one in others if one.kind == "killed-by-kernel"))
+    killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
+    ranks = tuple(sorted({*cause.ranks, *(one.rank for one in killed if one.rank is not None)}))
+    return replace(cause, ranks=ranks, behind=tuple(killed))
 
 
 def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> frozenset[int]:

@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
-from ddpdoctor.finding import Fact, Location, Trouble, signal_name
+from ddpdoctor.finding import Fact, Location, Trouble, grouped, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
@@ -114,9 +114,8 @@ def of_echo(cause: LogCause) -> str:
     if cause.survived:
         return "Nothing shows that a process ended because of it: the log goes on as before."
     if cause.leads:
-        return (
-            f"It ended attempt {cause.attempts[0] + 1} of the launcher, after the first cause had ended an earlier one."
-        )
+        number = cause.attempts[0] + 1
+        return f"It ended attempt {number} of the launcher, after the first cause had ended an earlier one."
     return "It followed from the first cause: fix that one first."
 
 
@@ -371,9 +370,8 @@ def title(cause: LogCause) -> str:
     if first.trouble == "unused-parameters":
         return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(first)}"
     if first.trouble == "ready-twice":
-        return (
-            f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
-        )
+        which = _parameters(names) if names else "a parameter"
+        return f"on {_who(cause)} {which} was marked as ready twice{_at(first)}"
     if first.trouble == "out-of-memory":
         gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
@@ -389,11 +387,8 @@ def title(cause: LogCause) -> str:
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
         return f"{_who(cause)} raised an exception{_at(first)} whose message is not in the log"
-    return (
-        f"{_who(cause)} raised {first.type}{_at(first)}: {incident_text(first)}"
-        if incident_text(first)
-        else f"{_who(cause)} raised {first.type}{_at(first)}"
-    )
+    said = incident_text(first)
+    return f"{_who(cause)} raised {first.type}{_at(first)}{said and f': {said}'}"
 
 
 def incident_text(one: Incident) -> str:
@@ -446,13 +441,8 @@ def _sentence(one: Incident) -> str:
     where = f" on {one.host}" if one.host else ""
     log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
     if one.kind in ("signalled", "left") and one.type == "launcher":
-        how = (
-            f"was killed by {signal_name(one.signal)}"
-            if one.signal
-            else "failed"
-            if one.exit_code == NO_CODE
-            else f"left with exit code {one.exit_code}"
-        )
+        how = "failed" if one.exit_code == NO_CODE else f"left with exit code {one.exit_code}"
+        how = f"was killed by {signal_name(one.signal)}" if one.signal else how
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
     if one.process and one.rank is None:
@@ -506,17 +496,11 @@ def _difference(message: str) -> str:
 
 
 def _apart(incidents: Sequence[Incident]) -> str:
-    by_call: dict[str, list[int]] = {}
     named = {one.rank for one in incidents if one.collective}
-    for one in incidents:
-        if not one.collective and one.rank in named:
-            continue
-        by_call.setdefault(f"{one.collective or 'a collective'}{_at(one)}", []).append(
-            -1 if one.rank is None else one.rank
-        )
+    apart = (one for one in incidents if one.collective or one.rank not in named)
     parts = []
-    for call, ranks in by_call.items():
-        known = [rank for rank in ranks if rank >= 0]
+    for call, alike in grouped(apart, lambda one: f"{one.collective or 'a collective'}{_at(one)}").items():
+        known = [one.rank for one in alike if one.rank is not None]
         parts.append(f"{rank_list(known) if known else 'one'} in {call}")
     return "; ".join(parts)
 
@@ -545,23 +529,18 @@ def _of_scheduler(one: Incident) -> str:
     }
     if one.type == "launch":
         return f"the scheduler could not start a task on {one.host}"
-    return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}" + (
-        f" ({one.host})" if one.host else ""
-    )
+    where = f" ({one.host})" if one.host else ""
+    return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}{where}"
 
 
 def _parameters(names: Sequence[str]) -> str:
     """Return the parameters by their names, or by their indices where these are known only."""
-    shown = ", ".join(names[:UNUSED_SHOWN]) + (
-        f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
-    )
     if not names:
         return "some parameters"
-    some = "parameters" if len(names) > 1 else "parameter"
-    if not names[0].startswith("#"):
-        return f"{some} {shown}"
-    indices = "indices" if len(names) > 1 else "index"
-    return f"{some} with the {indices} {shown.replace('#', '')}"
+    more = f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
+    shown = ", ".join(names[:UNUSED_SHOWN]) + more
+    some, indices = ("parameters", "indices") if len(names) > 1 else ("parameter", "index")
+    return f"{some} with the {indices} {shown.replace('#', '')}" if names[0].startswith("#") else f"{some} {shown}"
 
 
 def _of_nccl(cause: LogCause) -> str:

@@ -48,11 +48,9 @@ def lost_scaling(record: RunRecord) -> Iterator[Verdict]:
         f"{one:,.0f} samples/s of one rank",
         remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
         because=(
-            (
-                f"100% would be {ranks * one:,.0f} samples/s",
-                None,
-                {"efficiency": efficiency, "samples_per_s": summary.samples_per_s},
-            ),
+            f"100% would be {ranks * one:,.0f} samples/s",
+            None,
+            {"efficiency": efficiency, "samples_per_s": summary.samples_per_s},
         ),
     )
 
@@ -233,11 +231,8 @@ _AMOUNTS: Mapping[str, Callable[[RunSummary], float | None]] = {
 def _settings(before: RunRecord, after: RunRecord) -> list[tuple[str, str, str]]:
     """Return what was set differently, by name."""
     told = [_settings_of(record) for record in (before, after)]
-    return [
-        (name, told[0].get(name, ""), told[1].get(name, ""))
-        for name in sorted({*told[0], *told[1]})
-        if told[0].get(name, "") != told[1].get(name, "")
-    ]
+    both = [(name, *(one.get(name, "") for one in told)) for name in sorted({*told[0], *told[1]})]
+    return [(name, was, now) for name, was, now in both if was != now]
 
 
 _OF_THE_TOOL = frozenset({"PYTHONPATH", "MASTER_PORT"})

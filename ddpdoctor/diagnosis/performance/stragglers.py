@@ -123,9 +123,7 @@ def enough_steps(record: RunRecord) -> RunSummary:
 
 def holds(record: RunRecord, claim: Callable[[RunSummary], bool]) -> bool:
     """Return whether a claim is true of the whole run and of at least three of its four quarters."""
-    if not claim(enough_steps(record)):
-        return False
-    return sum(map(claim, quarters(record))) >= HOLDS_IN
+    return claim(enough_steps(record)) and sum(map(claim, quarters(record))) >= HOLDS_IN
 
 
 def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSummary:
@@ -226,9 +224,7 @@ def straggler(record: RunRecord) -> Straggler | None:
         late = late_ranks(part, limit)
         return late[1] if late is not None and late[0] == ranks else 0.0
 
-    if not holds(record, lambda part: gap_in(part) > 0):
-        return None
-    if not _beyond_chance(record, ranks):
+    if not holds(record, lambda part: gap_in(part) > 0) or not _beyond_chance(record, ranks):
         return None
     summary = typical(record, gap_in)
     gap_ns = gap_in(summary)

@@ -88,10 +88,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
             continue
         equal = all(len(found) == 1 for found in values)
         constant = len(set.union(*values)) == 1
-        if equal and (constant or inputs_differ or _counts(buffer)):
-            wasted.append(buffer)
-        else:
-            needed.append(buffer)
+        (wasted if equal and (constant or inputs_differ or _counts(buffer)) else needed).append(buffer)
     size = sum(buffer.size_bytes for buffer in wasted)
     if not size or (needed and size < warning_bytes):
         return None
@@ -104,17 +101,15 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
         remedy=_remedy(record.job.torch_version, location, bool(needed), by_user=wraps[min(wraps)].by_user),
         locations=location,
         because=(
-            (
-                f"{', '.join(names)}: digests on {len(wraps)} ranks were equal before each of {len(common)} "
-                "synchronised forwards",
-                location,
-                {
-                    "bytes_per_step": size,
-                    "broadcasts_per_step": _broadcasts(record, wraps),
-                    "buffers": len(wasted),
-                    "forwards": len(common),
-                },
-            ),
+            f"{', '.join(names)}: digests on {len(wraps)} ranks were equal before each of {len(common)} "
+            "synchronised forwards",
+            location,
+            {
+                "bytes_per_step": size,
+                "broadcasts_per_step": _broadcasts(record, wraps),
+                "buffers": len(wasted),
+                "forwards": len(common),
+            },
         ),
         severity=None if size >= warning_bytes else Severity.ADVICE,
         what_if=("broadcast_buffers=false",),
@@ -152,11 +147,8 @@ def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_u
 
 
 def _at_least(version: str, wanted: tuple[int, int]) -> bool:
-    numbers = []
-    for part in version.split("+")[0].split(".")[:2]:
-        digits = "".join(character for character in part if character.isdigit())
-        numbers.append(int(digits or 0))
-    return tuple(numbers) >= wanted
+    parts = version.split("+")[0].split(".")[:2]
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts) >= wanted
 
 
 _PAIRS_ONLY = ("PCIE", "NVL")

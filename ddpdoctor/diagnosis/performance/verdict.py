@@ -141,7 +141,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(
             state="unknown",
             text=f"{seen} are visible here, and nothing slow was found on these",
-            why=(*_waiting_unseen(summary, phases), *figures),
+            why=(*_waiting_unseen(phases), *figures),
             next=SEE_ALL,
         )
     if summary.exposed_share is None:
@@ -187,7 +187,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     return RunVerdict(state="healthy", text=text, why=why, next=remarks[0].remedy if remarks else todo)
 
 
-def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
+def _waiting_unseen(phases: Phases) -> tuple[str, ...]:
     """Return what may be waiting for ranks that no one sees here."""
     held_ns = (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
     if held_ns < DEFAULTS["straggler"] * phases.step_ns:
