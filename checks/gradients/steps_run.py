@@ -11,6 +11,7 @@ from statistics import median_low
 import msgspec
 
 from ddpdoctor.check import NotStated, Verdict, Via
+from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
@@ -135,9 +136,7 @@ def tails(record: RunRecord) -> Iterator[Verdict]:
 
 def gradient_bytes(wrap: Wrap) -> int:
     """Bytes of the gradients that a wrap reduces."""
-    return sum(
-        tensor.size_bytes for tensor in wrap.parameters if tensor.requires_grad and tensor.name not in wrap.ignored
-    )
+    return sum(tensor.size_bytes for tensor in wrap.reduced)
 
 
 def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Verdict | None:
@@ -230,11 +229,9 @@ def large_states(record: RunRecord) -> Iterator[ModelState]:
 
 def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
     for gpu in record.gpus:
-        if not record.optimizer_sizes or not gpu.memory_total_bytes:
-            continue
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
-        wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
-        if sizes:
+        if sizes and gpu.memory_total_bytes:
+            wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
             kept = sum(size.state_bytes for size in sizes)
             yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps, kept)
 
@@ -480,12 +477,8 @@ def wrapper_attributes(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _ranks_with(record: RunRecord, trouble: Trouble) -> list[tuple[int, RankException]]:
-    found = []
-    for rank in sorted(record.ranks, key=lambda entry: entry.rank):
-        first = min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
-        if first is not None and trouble_of(first) == trouble:
-            found.append((rank.rank, first))
-    return found
+    raised = [(rank.rank, root_exception(rank)) for rank in sorted(record.ranks, key=lambda entry: entry.rank)]
+    return [(rank, first) for rank, first in raised if first is not None and trouble_of(first) == trouble]
 
 
 def _parameter(message: str, wraps: list[Wrap]) -> str:
@@ -495,8 +488,8 @@ def _parameter(message: str, wraps: list[Wrap]) -> str:
     index = _INDEX.search(message)
     if index is None or len(wraps) != 1:
         return ""
-    listed = [t.name for t in wraps[0].parameters if t.requires_grad and t.name not in wraps[0].ignored]
-    return listed[int(index[1])] if int(index[1]) < len(listed) else ""
+    listed = wraps[0].reduced
+    return listed[int(index[1])].name if int(index[1]) < len(listed) else ""
 
 
 # Wrapped modules that are no longer what DDP took note of.

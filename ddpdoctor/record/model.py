@@ -214,6 +214,11 @@ class Wrap(RowAtLine, frozen=True, kw_only=True):
     communication_hook: bool = False
     """A hook of the user takes the place of DDP's own reduction."""
 
+    @property
+    def reduced(self) -> list[TensorInfo]:
+        """The parameters whose gradients DDP reduces, in its order."""
+        return [tensor for tensor in self.parameters if tensor.requires_grad and tensor.name not in self.ignored]
+
 
 class ShardedPart(RowAtLine, frozen=True, kw_only=True):
     """A unit of a sharded module whose gradients a part of the job's ranks reduces, before the first forward."""
@@ -275,6 +280,11 @@ class Forward(RowAtTime, frozen=True, kw_only=True):
     looped: bool = False
     """All batches of that pass were drawn by a ``for`` statement of the user's outside of a generator, so that the body
     of the loop is what is done with each of them."""
+
+    @property
+    def trains(self) -> bool:
+        """DDP, or what shards the module, was not bypassed, and a backward may follow."""
+        return self.wrapped and self.gradients and self.training
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -61,10 +61,8 @@ def title(divergence: Divergence) -> str:
     lone = _not_called(divergence, groups)
     if lone is not None:
         return lone
-    parts = [f"{_ranks(turns)} {_doing(turns)}" for turns in groups]
-    return (
-        "the ranks wait for each other: " if divergence.form == "standstill" else "the ranks diverge: "
-    ) + "; ".join(parts)
+    do = "wait for each other" if divergence.form == "standstill" else "diverge"
+    return f"the ranks {do}: {_waiting(list(divergence.turns))}"
 
 
 def _handled_title(divergence: Divergence, turn: NextCall) -> str:
@@ -161,9 +159,7 @@ def locations(divergence: Divergence) -> tuple[Location, ...]:
     for turn in (*turns, *divergence.proof):
         if turn.handling is not None:
             found |= dict.fromkeys(filter(None, (location_of(frame_of(turn.handling)),)))
-        location = location_of(turn.line)
-        if location is not None:
-            found[location] = None
+        found |= dict.fromkeys(filter(None, (location_of(turn.line),)))
     return tuple(found)
 
 
@@ -182,9 +178,8 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
             )
         )
     told += [_fact(turn, basis, "") for turn in _shown(divergence.turns)]
-    told += [
-        _fact(turn, basis, "later, at the entry that proves the divergence, ") for turn in _shown(divergence.proof)
-    ]
+    later = "later, at the entry that proves the divergence, "
+    told += [_fact(turn, basis, later) for turn in _shown(divergence.proof)]
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
     for line, times in divergence.times:
@@ -301,9 +296,8 @@ def _waiting(turns: list[NextCall]) -> str:
 
 def _absentee_title(divergence: Divergence) -> str:
     every = (*divergence.turns, *divergence.proof)
-    left = next(
-        (turn for turn in every if turn.rank == divergence.culprit and turn.action not in ("collective", "store")), None
-    )
+    own = (turn for turn in every if turn.rank == divergence.culprit)
+    left = next((turn for turn in own if turn.action not in ("collective", "store")), None)
     waiting = [turn for turn in every if turn.waiting and turn.rank != divergence.culprit]
     what = f"rank {divergence.culprit} left" if left is None else f"rank {left.rank} {_doing([left])}"
     if waiting:

@@ -34,10 +34,10 @@ def unused_parameters(record: RunRecord) -> Iterator[Verdict]:
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
         missing = {
-            rank: names - frozen_names(record, rank, number)
+            rank: left
             for rank, names in _missing_by_rank(record, number, wraps).items()
+            if (left := names - frozen_names(record, rank, number))
         }
-        missing = {rank: names for rank, names in missing.items() if names}
         if missing:
             yield _describe(record, number, wraps, missing)
 
@@ -127,14 +127,10 @@ def _reported(record: RunRecord) -> Iterator[MissingGradient]:
         wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
         if len(wraps) != 1:
             continue
-        reduced = [
-            tensor.name
-            for tensor in wraps[0].parameters
-            if tensor.requires_grad and tensor.name not in wraps[0].ignored
-        ]
+        reduced = wraps[0].reduced
         indices = [int(index) for index in said[1].split()]
         if max(indices) < len(reduced):
-            names = tuple(reduced[index] for index in indices)
+            names = tuple(reduced[index].name for index in indices)
             yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, parameters=names)
 
 
@@ -167,11 +163,8 @@ def folded(names: Iterable[str]) -> tuple[str, ...]:
 
 def frozen_names(record: RunRecord, rank: int, wrap: int) -> frozenset[str]:
     """Parameters of a wrap that a rank froze after it."""
-    found: set[str] = set()
-    for change in record.wrap_changes:
-        if (change.rank, change.wrap) == (rank, wrap):
-            found.update(change.frozen)
-    return frozenset(found)
+    own = (change for change in record.wrap_changes if (change.rank, change.wrap) == (rank, wrap))
+    return frozenset(name for change in own for name in change.frozen)
 
 
 def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> dict[int, frozenset[str]]:

@@ -80,12 +80,9 @@ def missing_peer(record: RunRecord, track: CollectiveTrack, row: int) -> tuple[i
 
 def _peers(record: RunRecord, track: CollectiveTrack, group: int, kind: str, stop: int) -> list[int | None]:
     """Peers of the calls of one kind that a rank made in a group before the row ``stop``."""
-    found = []
-    for index, made_in in zip(track.signature[:stop], track.group[:stop], strict=True):
-        signature = record.signatures[index]
-        if made_in == group and signature.kind == kind:
-            found.append(signature.root)
-    return found
+    made = zip(track.signature[:stop], track.group[:stop], strict=True)
+    calls = (record.signatures[index] for index, made_in in made if made_in == group)
+    return [call.root for call in calls if call.kind == kind]
 
 
 LEFT = frozenset({"finished", "left-by-exit", "raised", "signalled"})

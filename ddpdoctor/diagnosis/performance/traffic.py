@@ -81,7 +81,7 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
         return None
     inputs_differ = _inputs_differ(record, number) and _trained_twice_in_a_row(record, number, min(wraps))
     buffers = wraps[min(wraps)].buffers
-    wasted, needed = [], []
+    wasted, needed = list[TensorInfo](), list[TensorInfo]()
     for buffer in buffers:
         values = [{digests.get(buffer.name, "") for digests in by_rank.values()} for by_rank in common]
         if any("" in found for found in values):
