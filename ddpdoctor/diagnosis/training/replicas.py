@@ -192,16 +192,6 @@ def judged_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
             yield wraps
 
 
-def gradients_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
-    """Yield what the ranks' gradients were before each step that every one of them made."""
-    yield from _compared(record, record.gradient_digests, wrap, ranks)
-
-
-def parameters_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
-    """Yield what the ranks' parameters were before the first step, and after each that every one of them made."""
-    yield from _compared(record, record.parameter_digests, wrap, ranks)
-
-
 def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Backward, ...]:
     """Return the backwards whose gradients a step uses, in order of time: those since the gradients were cleared."""
     found: list[Backward] = []
@@ -211,14 +201,6 @@ def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Ba
             if wrap not in backward.accumulated:
                 break
     return tuple(reversed(found))
-
-
-def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
-    """Return whether a pass was cut by the rehearsal after the time given, and before the step."""
-    return any(
-        entry.rank == step.rank and entry.end in ("cut", "counted") and last_ns < entry.ended_ns < step.time_ns
-        for entry in record.passes
-    )
 
 
 _AVERAGING = frozenset({"", "sum", "avg", "premul_sum"})
@@ -271,7 +253,7 @@ def kept_by_hand(record: RunRecord) -> Iterator[ReplicaStep]:
         and len({given[0] for given in by_step.values()}) > 1
     }
     told: set[int] = set()
-    moments = parameters_around_steps(record, NO_WRAP, ranks)
+    moments = around_steps(record, record.parameter_digests, NO_WRAP, ranks)
     for moment in sorted(moments, key=lambda moment: (moment.optimizer, moment.ordinal)):
         unequal = tuple(name for name in moment.unequal if (moment.optimizer, name) in averaged)
         if unequal and moment.optimizer not in told:
@@ -333,9 +315,13 @@ def may_be_averaged_later(record: RunRecord) -> bool:
     return any(place not in reached for written in record.written_averages for place in written.places)
 
 
-def _compared(
+def around_steps(
     record: RunRecord, digests: tuple[StepDigest, ...], wrap: int, ranks: tuple[int, ...]
 ) -> Iterator[ReplicaStep]:
+    """Yield what the gradients or the parameters of ranks were around each step that every one of them made.
+
+    Gradients before it; parameters after it, and before the first as step 0.
+    """
     steps = {(step.optimizer, step.ordinal, step.rank): step for step in record.optimizer_steps}
     by_place: dict[tuple[int, int], dict[int, Mapping[str, str]]] = {}
     for entry in digests:
@@ -345,16 +331,21 @@ def _compared(
         made = {rank: steps[optimizer, ordinal, rank] for rank in ranks if (optimizer, ordinal, rank) in steps}
         if len(by_rank) < len(ranks) or (ordinal and len(made) < len(ranks)):
             continue
-        first = by_rank[min(by_rank)]
-        common = [name for name in first if all(name in values for values in by_rank.values())]
+        common, unequal = common_and_unequal(by_rank)
         yield ReplicaStep(
             wrap=wrap,
             optimizer=optimizer,
             ordinal=ordinal,
             steps=made,
             compared=len(common),
-            unequal=tuple(name for name in common if len({values[name] for values in by_rank.values()}) > 1),
+            unequal=tuple(unequal),
         )
+
+
+def common_and_unequal(digests: Mapping[int, Mapping[str, str]]) -> tuple[list[str], list[str]]:
+    """Return the names that all ranks have, and those of them whose digests differ."""
+    common = [name for name in digests[min(digests)] if all(name in own for own in digests.values())]
+    return common, [name for name in common if len({own[name] for own in digests.values()}) > 1]
 
 
 # Steps on gradients that DDP did not average, proved by the gradients themselves, and why it did not.
@@ -403,7 +394,7 @@ def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
     """
     for wraps in judged_wraps(record):
         number, ranks = wraps[min(wraps)].wrap, tuple(wraps)
-        steps = list(gradients_around_steps(record, number, ranks))
+        steps = list(around_steps(record, record.gradient_digests, number, ranks))
         by_reason: dict[tuple[Why, int], list[ReplicaStep]] = {}
         for step in steps:
             for why, site, unequal in _reasons(record, step, wraps):
@@ -433,7 +424,8 @@ def _reason(record: RunRecord, step: ReplicaStep, rank: int) -> tuple[Why, int] 
     """Why a rank's gradients were not averaged; None where the rehearsal is the reason."""
     own = step.steps[rank]
     used = contributions(record, own, step.wrap)
-    if used and follows_a_cut(record, own, used[-1].time_ns):
+    cuts = (one.ended_ns for one in record.passes if one.rank == rank and one.end in ("cut", "counted"))
+    if used and any(used[-1].time_ns < ended_ns < own.time_ns for ended_ns in cuts):
         return None
     late: list[Backward] = []
     for backward in used:
@@ -442,15 +434,12 @@ def _reason(record: RunRecord, step: ReplicaStep, rank: int) -> tuple[Why, int] 
         why = next(entry.why for entry in late[-1].unreduced if entry.wrap == step.wrap)
         local = why == "no-sync" and averaged_by_hand(record, rank, own.elements)
         return None if local else (why, late[-1].site)
-    before_ns = max((entry.time_ns for entry in record.optimizer_steps if _earlier(entry, own, rank)), default=0)
+    made = (one for one in record.optimizer_steps if (one.rank, one.optimizer) == (rank, own.optimizer))
+    before_ns = max((one.time_ns for one in made if one.ordinal < own.ordinal), default=0)
     for taken in record.gradients_taken:
         if taken.rank == rank and step.wrap in taken.wraps and before_ns < taken.time_ns < own.time_ns:
             return "autograd-grad", taken.site
     return "unknown", own.site
-
-
-def _earlier(entry: OptimizerStep, own: OptimizerStep, rank: int) -> bool:
-    return entry.rank == rank and entry.optimizer == own.optimizer and entry.ordinal < own.ordinal
 
 
 def _described(
@@ -509,8 +498,7 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
         for step, rows in sorted(by_step.items()):
             if len(rows) < len(wraps) or len({row.iterations for row in rows.values()}) > 1:
                 continue
-            names = [name for name in rows[min(rows)].digests if all(name in row.digests for row in rows.values())]
-            unequal = [name for name in names if len({row.digests[name] for row in rows.values()}) > 1]
+            names, unequal = common_and_unequal({rank: row.digests for rank, row in rows.items()})
             if not unequal:
                 same = step
                 continue
@@ -520,6 +508,7 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
             ranks = tuple(odd or sorted(rows))
             told = f"{'has' if len(odd) == 1 else 'have'} other ones than the rest" if odd else "do not agree"
             place = site_location(record.site(first.site))
+            before = f"they were the same after step {same:,}" if same else "they were compared for the first time"
             yield Verdict(
                 sentence=f"the parameters of {first.module_class or 'the model'} differ between the ranks after step "
                 f"{step:,}: {rank_list(ranks)} {told}, of {unequal[0]} first",
@@ -531,10 +520,7 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
                         None,
                         {"parameters": len(unequal), "compared": len(names), "step": step},
                     ),
-                    (
-                        f"they were the same after step {same:,}" if same else "they were compared for the first time",
-                        None,
-                    ),
+                    (before, None),
                     ("the model is wrapped here", place),
                 ),
             )
