@@ -127,6 +127,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         gradients.append(Gradient(int(row["wrap"]), str(row["name"]), values, local, piece, stride))
     if at != len(numbers):
         raise ValueError("a step has other numbers than its head says")
+    kept = [row for row in head["parameters"] if row["kept"]]
     return Step(
         optimizer=int(head["optimizer"]),
         ordinal=int(head["ordinal"]),
@@ -147,13 +148,8 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         facts=head["facts"],
         norm=float(head["norm"]),
         drawn=str(head["drawn"]),
-        share=_share_kept(head["parameters"]),
+        share=sum(row["kept"] for row in kept) / max(1, sum(math.prod(row["shape"]) for row in kept)) if kept else 1.0,
     )
-
-
-def _share_kept(rows: Sequence[Mapping[str, Any]]) -> float:
-    sizes = [(row["kept"], math.prod(row["shape"])) for row in rows if row["kept"]]
-    return sum(kept for kept, _ in sizes) / max(1, sum(whole for _, whole in sizes)) if sizes else 1.0
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -399,11 +395,10 @@ class _Judge:
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
         whole = len(off) == len(known)
         if whole and self._runs.alone and self._adds_up():
-            reason = (
+            return _open(
                 "the loss adds up its samples, or divides their sum by a fixed number: DDP's mean over the ranks is "
                 f"1/{self._world} of that, and which is meant cannot be told"
             )
-            return _open(reason)
         if self._runs.against or not factor or self._is_of_world(factor):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
             places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
