@@ -202,9 +202,8 @@ def judge_splits(record: RunRecord) -> Iterator[Verdict]:
 
 def split_parts(record: RunRecord) -> frozenset[tuple[int, int]]:
     """Rank and ordinal of each part that belongs to a split of a whole data set."""
-    return frozenset(
-        (rank, part.part) for rank in record.rank_numbers() for own in _wholes(record, rank) for part in own
-    )
+    splits = (own for rank in record.rank_numbers() for own in _wholes(record, rank))
+    return frozenset((part.rank, part.part) for own in splits for part in own)
 
 
 def _wholes(record: RunRecord, rank: int) -> Iterator[tuple[Part, ...]]:

@@ -317,7 +317,7 @@ TEARDOWN = "terminate called without an active exception"
 
 def title(cause: LogCause) -> str:
     """Say in one sentence what happened, to whom, and where."""
-    first = cause.first
+    first, who, at = cause.first, _who(cause), _at(cause.first)
     match first.kind:
         case "timed-out":
             return _of_timeout(cause)
@@ -327,23 +327,23 @@ def title(cause: LogCause) -> str:
             return _of_lost_peer(cause)
         case "signalled":
             if not first.signal:
-                who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
-                return f"{who} ended unexpectedly, and without an exception"
+                whose = f"the process of {who}" if cause.of_training else who
+                return f"{whose} ended unexpectedly, and without an exception"
             why = first.message.partition("; terminate called")[0] if first.type in ("launcher", "terminate") else ""
             after = f" after it had printed “{why}”" if why and not why.startswith("terminate called") else ""
-            return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}{after}"
+            return f"{who} {_was(cause)} killed by {signal_name(first.signal)}{after}"
         case "stuck":
             if first.type == IN_THE_KERNEL:
-                return f"the process of {_who(cause)} was stuck in the kernel, where no signal can end it"
+                return f"the process of {who} was stuck in the kernel, where no signal can end it"
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
-            return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
+            return f"the NCCL watchdog of {who} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
             library = "HIP" if first.type == "HIP error" else "CUDA"
-            return f"{_who(cause)} failed with a {library} error{_at(first)}: {_of_cuda(first)}"
+            return f"{who} failed with a {library} error{at}: {_of_cuda(first)}"
         case "left":
             if first.exit_code == NO_CODE:
-                return f"{_who(cause)} failed; neither an exit code nor a traceback is in the log"
-            return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
+                return f"{who} failed; neither an exit code nor a traceback is in the log"
+            return f"{who} left with exit code {first.exit_code} and without a traceback"
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
@@ -354,41 +354,40 @@ def title(cause: LogCause) -> str:
             return _of_scheduler(first)
         case "worker-lost":
             how = f" by {signal_name(first.signal)}" if first.signal else ""
-            return f"a loader worker of {_who(cause)} {'was killed' + how if how else 'disappeared'}{_at(first)}"
+            return f"a loader worker of {who} {'was killed' + how if how else 'disappeared'}{at}"
         case "ended-from-outside":
             return f"the job was ended externally: its launcher received {signal_name(first.signal)}"
         case "interrupted":
-            return f"{_who(cause)} {_was(cause)} interrupted (Ctrl-C, SIGINT){_at(first)}"
+            return f"{who} {_was(cause)} interrupted (Ctrl-C, SIGINT){at}"
         case "gpu":
             meaning = xid(number_of(first.type)).meaning
-            return f"a GPU of {_who(cause)} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
+            return f"a GPU of {who} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
         case "nccl":
-            return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
+            return f"NCCL failed on {who}{at}: {_of_nccl(cause)}"
         case "no-rendezvous":
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
     names = next((one.unused for one in cause.incidents if one.unused), ())
     if first.trouble == "unused-parameters":
-        return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(first)}"
+        return f"on {who} {_parameters(names)} got no gradient{at}"
     if first.trouble == "ready-twice":
-        which = _parameters(names) if names else "a parameter"
-        return f"on {_who(cause)} {which} was marked as ready twice{_at(first)}"
+        return f"on {who} {_parameters(names) if names else 'a parameter'} was marked as ready twice{at}"
     if first.trouble == "out-of-memory":
         gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
-        return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
+        return f"{who} ran out of {gpu}memory{at}"
     if first.trouble == "shared-memory":
-        return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
+        return f"{who} ran out of shared memory{at}: {incident_text(first)}"
     if first.type == "NCCL WARN":
-        return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
+        return f"NCCL failed on {who}: {incident_text(first)}"
     if first.type == NO_START:
         return f"the job did not start: {incident_text(first)}"
     if first.type == ERROR_LINE:
-        return f"the log ends with an error of {_who(cause)}: {incident_text(first)}"
+        return f"the log ends with an error of {who}: {incident_text(first)}"
     if first.type == "usage error":
-        return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
+        return f"{who} ended with a usage error: {incident_text(first)}"
     if not first.type:
-        return f"{_who(cause)} raised an exception{_at(first)} whose message is not in the log"
+        return f"{who} raised an exception{at} whose message is not in the log"
     said = incident_text(first)
-    return f"{_who(cause)} raised {first.type}{_at(first)}{said and f': {said}'}"
+    return f"{who} raised {first.type}{at}{said and f': {said}'}"
 
 
 def incident_text(one: Incident) -> str:

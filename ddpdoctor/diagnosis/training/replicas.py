@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
@@ -67,7 +67,7 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> Verdict | Non
             return Verdict(
                 sentence=f"every rank made {forwards}, and {whole} {count(most, 'backward', 'backwards')}, "
                 f"{', '.join(parts[:3])}",
-                ranks=tuple(rank for rank, number in backwards if number < most),
+                ranks=tuple(rank for rank in members if rank in fewer),
             )
     return None
 
@@ -209,10 +209,8 @@ _AVERAGING = frozenset({"", "sum", "avg", "premul_sum"})
 def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     """Return whether the user's collectives moved as much as half of so many elements in a training step of a rank."""
     track = record.track(rank)
-    if track is None or not elements:
-        return False
     times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
-    if not times:
+    if track is None or not elements or not times:
         return False
     moved: dict[int, int] = {}
     for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
@@ -220,7 +218,7 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
         # What is pickled, counts, and the largest of each number, by which replicas are compared, averages nothing.
         averages = entry.kind != "barrier" and "int" not in entry.dtype and entry.reduce_op in _AVERAGING
         if entry.origin == "user" and averages:
-            interval = sum(time_ns <= started_ns for time_ns in times)
+            interval = bisect_right(times, started_ns)
             moved[interval] = moved.get(interval, 0) + sum(entry.numels)
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
