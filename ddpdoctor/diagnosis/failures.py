@@ -217,11 +217,10 @@ def trouble_of(raised: RankException) -> Trouble | None:
 def named_failures(record: RunRecord, trouble: Trouble | None) -> Iterator[NamedFailure]:
     """Yield the exceptions that ended ranks and say this of what went wrong, once a line."""
     found: dict[tuple[str, Location | None], list[tuple[int, RankException]]] = {}
-    for rank in record.ranks:
-        for raised in rank.exceptions:
-            if trouble_of(raised) == trouble and not raised.communication:
-                place = location_of(raised.frames[0]) if raised.frames else None
-                found.setdefault((raised.type, place), []).append((rank.rank, raised))
+    for number, raised in ((rank.rank, raised) for rank in record.ranks for raised in rank.exceptions):
+        if trouble_of(raised) == trouble and not raised.communication:
+            place = location_of(raised.frames[0]) if raised.frames else None
+            found.setdefault((raised.type, place), []).append((number, raised))
     for (kind, place), entries in found.items():
         yield NamedFailure(
             type=kind,
@@ -329,17 +328,12 @@ def may_yet_be_known(record: RunRecord, rank: Rank) -> bool:
     return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_END_WITHIN_NS
 
 
-def _gave_up_before(rank: Rank, time_ns: int) -> bool:
-    """Return whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one."""
-    first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
-    return first is not None and first.time_ns < time_ns and bool(_TIMED_OUT.search(first.message))
-
-
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
     """Return whether the others outlived a rank: they failed or were ended for it, live, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
-    if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
-        return False
+    raised = (min(rank.exceptions, key=lambda error: error.time_ns) for rank in others if rank.exceptions)
+    if any(one.time_ns < last_sign[first.rank] and _TIMED_OUT.search(one.message) for one in raised):
+        return False  # A rank waited until a timeout struck, and this one lived on: the launcher ended it.
     lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank) or was_terminated(record, rank)]
     beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
     return bool(lived_on) or (bool(others) and beat_on)

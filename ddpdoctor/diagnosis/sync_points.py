@@ -134,14 +134,11 @@ def _sampled(
     known = zip(found, places, strict=True)
     if all(whole(one.exposed_ns, own, 0) and (is_relative or whole(one.ready_at_ns, own, 1)) for one, own in known):
         return places
-    both = [
-        positions
-        for positions in zip(*places, strict=True)
-        if all(
-            steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
-            for steps, at in zip(found, positions, strict=True)
-        )
-    ]
+
+    def is_known(steps: RankSteps, at: int) -> bool:
+        return steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
+
+    both = [positions for positions in zip(*places, strict=True) if all(map(is_known, found, positions))]
     return list(zip(*both, strict=True)) if both else [()] * len(found)
 
 
@@ -149,9 +146,8 @@ def _of_one_reduction(found: Sequence[RankSteps], columns: Sequence[Sequence[int
     """Return the places where all ranks sampled one reduction of a step with several: all come before any leaves."""
     ready = [taken(steps.ready_at_ns, column) for steps, column in zip(found, columns, strict=True)]
     reduced = [taken(steps.reduced_at_ns, column) for steps, column in zip(found, columns, strict=True)]
-    same = [
-        last_ns - first_ns < _APART_NS for last_ns, first_ns in zip(map(max, *ready), map(min, *reduced), strict=True)
-    ]
+    spans = zip(map(max, *ready), map(min, *reduced), strict=True)
+    same = [last_ns - first_ns < _APART_NS for last_ns, first_ns in spans]
     return columns if all(same) else [list(compress(column, same)) for column in columns]
 
 
@@ -174,10 +170,8 @@ def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
         lanes = [lane(tracks[rank], number) for rank in seen]
         first = by_rank[seen[0]]
         whole = steps_of[first.rank]
-        spans = [
-            (whole.started_at_ns[row], whole.ended_at_ns[row], step)
-            for row, step in zip(first.row, first.step, strict=True)
-        ]
+        rows = zip(first.row, first.step, strict=True)
+        spans = [(whole.started_at_ns[row], whole.ended_at_ns[row], step) for row, step in rows]
         is_relative = _clocks_differ(record, group.ranks)
         met = list(_met([tracks[rank] for rank in seen], lanes, spans, all_leave_together=is_relative))
         if not met:

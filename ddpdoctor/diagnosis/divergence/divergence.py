@@ -380,8 +380,10 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     elif absentee is not None:
         found = from_absentee(record, matcher, absentee, blocked)
     else:
+        started = (track.started_ns[len(track) - 1] for track in record.collectives if len(track))
+        last_ns = max((*started, *(dump.time_ns for dump in record.stacks)), default=0)
         found = (
-            from_standstill(record, matcher, blocked, _end_ns(record))
+            from_standstill(record, matcher, blocked, record.job.ended_ns or last_ns)
             or from_idle(record)
             or _from_exchange(record, matcher)
         )
@@ -617,8 +619,3 @@ def _from_exchange(record: RunRecord, matcher: Matcher) -> Divergence | None:
         proof=() if swap else turns(record, lanes, ranks, position + 1, {}),
         difference="order of a loop" if swap else "order of two collectives",
     )
-
-
-def _end_ns(record: RunRecord) -> int:
-    last = max((track.started_ns[len(track) - 1] for track in record.collectives if len(track)), default=0)
-    return record.job.ended_ns or max(last, *(dump.time_ns for dump in record.stacks), 0)

@@ -61,9 +61,8 @@ def never_used(record: RunRecord) -> Iterator[Verdict]:
             never.append(names - frozen_names(record, rank, number))
         names = frozenset.intersection(*never)
         if names:
-            steps = min(
-                sum(entry.rank == rank and entry.wrap == number for entry in record.missing_gradients) for rank in wraps
-            )
+            seen_on = [entry.rank for entry in record.missing_gradients if entry.wrap == number]
+            steps = min(map(seen_on.count, wraps))
             yield _describe(record, number, wraps, dict.fromkeys(wraps, names), steps)
 
 
@@ -132,12 +131,6 @@ def _reported(record: RunRecord) -> Iterator[MissingGradient]:
         if max(indices) < len(reduced):
             names = tuple(reduced[index].name for index in indices)
             yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, parameters=names)
-
-
-def _frames_of_report(record: RunRecord, number: int) -> tuple[Frame, ...]:
-    rank = record.of_rank(number)
-    raised = () if rank is None else (error for error in rank.exceptions if UNFINISHED in error.message)
-    return next((error.frames for error in raised), ())
 
 
 def folded(names: Iterable[str]) -> tuple[str, ...]:
@@ -237,7 +230,9 @@ def _reason(
     tensors = [tensor for tensor in wrap.parameters if tensor.name in names]
     elements, size_bytes = sum(math.prod(one.shape) for one in tensors), sum(one.size_bytes for one in tensors)
     event = next(entry for entry in missing_gradients(record) if entry.rank == ranks[0] and entry.wrap == number)
-    frames = record.site(event.site).frames or _frames_of_report(record, ranks[0])
+    raised = (error for rank in record.ranks if rank.rank == ranks[0] for error in rank.exceptions)
+    reports = (error.frames for error in raised if UNFINISHED in error.message)
+    frames = record.site(event.site).frames or next(reports, ())
     text = (
         f"{rank_list(ranks)}: no gradient for {', '.join(folded(names))}: {len(names):,} parameters, {elements:,} "
         f"elements, {size_bytes:,} bytes"

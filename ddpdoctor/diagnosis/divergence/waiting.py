@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Lane, Matcher
+from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Matcher
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.record.model import Rank, RunRecord, Site
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature, Wait
@@ -164,9 +164,11 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
                 )
             continue
         lanes = matcher.lanes.get(track.group[row], {})
-        position = _position_of(lanes.get(rank.rank), row)
-        if position is None:
+        own = lanes[rank.rank].rows if rank.rank in lanes else ()
+        offset = bisect_left(own, row)
+        if row not in own[offset : offset + 1]:
             continue
+        position = lanes[rank.rank].base + offset
         at = track.group[row], position
         if at not in missing:  # Thousands of ranks wait at one place for the same few.
             members = record.groups[track.group[row]].ranks
@@ -276,13 +278,6 @@ def _row_waited_in(rank: Rank, track: CollectiveTrack, *, flights: bool) -> int 
     if (rank.end == "raised" and is_echo(rank)) or (rank.end == "signalled" and incomplete and not rank.main_finished):
         return len(track) - 1
     return None
-
-
-def _position_of(lane: Lane | None, row: int) -> int | None:
-    if lane is None:
-        return None
-    offset = bisect_left(lane.rows, row)
-    return lane.base + offset if offset < len(lane.rows) and lane.rows[offset] == row else None
 
 
 def _store_waits(record: RunRecord) -> list[Blocked]:

@@ -212,13 +212,14 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
             of_these[meeting.ranks] = of_these.get(meeting.ranks, 0.0) + late / meeting.steps
             if phase := phases.longest(rank, meeting.ranks, meeting.step[at], MOST * late):
                 blamed[rank][phase] = blamed[rank].get(phase, 0.0) + late / meeting.steps
-    most_ns = {rank: max(by_group.values(), default=0.0) for rank, by_group in late_ns.items()}
-    return {
-        rank: Lateness(
-            late_ns=total_ns, times_late=times[rank], phase=_most_of(blamed[rank], sum(late_ns[rank].values()))
-        )
-        for rank, total_ns in most_ns.items()
-    }
+    found = {}
+    for rank, by_group in late_ns.items():
+        # Where no phase makes up most of the lateness the rank is slower in everything.
+        worst = max(blamed[rank], key=lambda phase: blamed[rank][phase], default="")
+        phase = worst if worst and blamed[rank][worst] >= MOST * sum(by_group.values()) else ""
+        most_ns = max(by_group.values(), default=0.0)
+        found[rank] = Lateness(late_ns=most_ns, times_late=times[rank], phase=phase)
+    return found
 
 
 class _Excuses:
@@ -247,12 +248,6 @@ class _Excuses:
                 break
             waited_ns += own_ns
         return min(waited_ns, late_ns)
-
-
-def _most_of(blamed: Mapping[str, float], total_ns: float) -> str:
-    """Return the phase that makes up most of the lateness; empty where none does: the rank is slower in everything."""
-    worst = max(blamed, key=lambda phase: blamed[phase], default="")
-    return worst if worst and blamed[worst] >= MOST * total_ns else ""
 
 
 class _Phases:

@@ -135,7 +135,9 @@ def _inputs_differ(record: RunRecord, number: int) -> bool:
 
 
 def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_user: bool) -> str:
-    option = "forward_sync_buffers=False" if _at_least(torch_version, (2, 13)) else "broadcast_buffers=False"
+    parts = torch_version.split("+")[0].split(".")[:2]
+    is_newer = [int("".join(filter(str.isdigit, part)) or 0) for part in parts] >= [2, 13]
+    option = "forward_sync_buffers=False" if is_newer else "broadcast_buffers=False"
     where = "" if location is None else f" at {place(Frame(location.file, location.line))}"
     text = f"Pass {option} to DistributedDataParallel{where}" if by_user else _OF_FRAMEWORKS
     if needed:
@@ -144,11 +146,6 @@ def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_u
             "statistics agree), or turn constant buffers into plain attributes."
         )
     return f"{text}: the buffers keep their values, and the broadcast is saved."
-
-
-def _at_least(version: str, wanted: tuple[int, int]) -> bool:
-    parts = version.split("+")[0].split(".")[:2]
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts) >= wanted
 
 
 _PAIRS_ONLY = ("PCIE", "NVL")

@@ -426,7 +426,9 @@ class _Judge:
 
     def _combined(self) -> dict[str, Any]:
         """Gradients of another direction."""
-        most = max(EXPLAINED * self._tolerance, NOISE_TIMES * self._noise())
+        whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
+        noise = math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
+        most = max(EXPLAINED * self._tolerance, NOISE_TIMES * noise)
         constants = self._constants()
         fits = self._fits()
         if constants is not None:
@@ -451,11 +453,6 @@ class _Judge:
             if 0 < len(ranks) < self._world:
                 return self._says("one-rank", self._differ, at=tuple(ranks))
         return _open("another direction, which nothing that was recorded explains")
-
-    def _noise(self) -> float:
-        """Return what rounding makes of all gradients, as a share of their norm."""
-        whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
-        return math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
 
     def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
         due = tuple(round(share, 4) for share in shares(fit.weights))
@@ -488,10 +485,8 @@ class _Judge:
                 if lacks and one.entered.keys() - mine.entered.keys():
                     file, line = lacks[0]
                     at = f" at {file.rpartition('/')[2]}:{line}" if file else ""
-                    given = "by no loader and by no generator of torch"
-                    return (
-                        f"what enters the loss on rank {rank}{at} comes {given}, and one process has other data there"
-                    )
+                    given = "by no loader and by no generator of torch, and one process has other data there"
+                    return f"what enters the loss on rank {rank}{at} comes {given}"
         return ""
 
     def _clip(self) -> tuple[str, str, int] | None:
@@ -535,10 +530,7 @@ class _Judge:
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""
-        counts = [0] * self._world
-        for rank, steps in enumerate(self._runs.ranks):
-            for loss in steps[step].losses:
-                counts[rank] += int(loss[3] or 0)
+        counts = [sum(int(loss[3] or 0) for loss in steps[step].losses) for steps in self._runs.ranks]
         whole = sum(counts)
         if not whole or len(set(counts)) == 1:
             return ()
