@@ -355,11 +355,9 @@ def _wait_text(wait: LiveWait) -> str:
     done = verb(wait.waiting, "has waited", "have waited") if wait.lasts else "waited"
     what = "backward" if wait.kind == GRADIENTS else wait.kind
     at = f" at {place(wait.site.innermost)}" if wait.site.frames else ""
-    busy = ""
-    if wait.lasts:
-        where = f" at {place(wait.late_site.innermost)}" if wait.late_site.frames else ""
-        busy = f", busy in {wait.late_phase.replace('_', ' ')}{where}" if wait.late_phase not in ("", "other") else ""
-        busy = busy or (f", busy{where}" if where else "")
+    doing = f" in {wait.late_phase.replace('_', ' ')}" if wait.late_phase not in ("", "other") else ""
+    doing += f" at {place(wait.late_site.innermost)}" if wait.late_site.frames else ""
+    busy = f", busy{doing}" if wait.lasts and doing else ""
     waited = duration_text(wait.waited_ns)
     return f"{rank_list(wait.waiting)} {done} {waited} in {what}{at} for {rank_list(wait.late)}{busy}"
 

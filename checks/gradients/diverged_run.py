@@ -22,6 +22,7 @@ from ddpdoctor.diagnosis.training.replicas import (
     averaged_by_hand,
     common_and_unequal,
     contributions,
+    differ,
     exchanges,
     is_sharded,
     judged_wraps,
@@ -404,11 +405,7 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
         # Each rank may be meant to have one of its own, as a memory of its samples.
         severity=Severity.WARNING if cause == "own-state" else None,
         because=(
-            (
-                f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {', '.join(names)}",
-                None,
-                {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
-            ),
+            differ(len(moment.unequal), moment.compared, names, step=moment.ordinal),
             *(((reason, stepped if cause == "own-step" else None),) if reason else ()),
             *(_writes(record, moment.wrap, moment.unequal) if cause == "own-state" else ()),
             ("the model is wrapped here", place),
@@ -434,6 +431,8 @@ def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
             reason = f"the learning rates differ ({'; '.join(f'rank {rank}: {rates[rank]}' for rank in ranks)})"
         when = f"after step {moment.ordinal} of the optimizer" if moment.ordinal else "before the first optimizer step"
         shown = ", ".join(folded(known.get(name, name).partition(" of ")[0] for name in moment.unequal))
+        told = f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {shown}"
+        numbers = {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal}
         place = stepped if moment.ordinal else site_location(chain)
         yield Verdict(
             sentence=f"the ranks average the gradients of parameters that differ between {rank_list(ranks)} {when}, "
@@ -442,11 +441,7 @@ def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
             locations=place or stepped,
             ranks=ranks,
             because=(
-                (
-                    f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {shown}",
-                    None if moment.ordinal else Via(place, chain.frames),
-                    {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
-                ),
+                (told, None if moment.ordinal else Via(place, chain.frames), numbers),
                 *(((reason, None),) if reason else ()),
                 *(() if moment.ordinal else _seeded_apart(record, own[0].time_ns if own else math.inf)),
                 ("this step uses gradients that are the same on all ranks: the script averages them", stepped),
@@ -475,11 +470,7 @@ def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
                 locations=seeded[-1][1] if seeded else place,
                 ranks=group,
                 because=(
-                    (
-                        f"{len(unequal):,} of {len(compared):,} shards differ: {', '.join(folded(unequal))}",
-                        None,
-                        {"parameters": len(unequal), "compared": len(compared)},
-                    ),
+                    differ(len(unequal), len(compared), folded(unequal), "shards"),
                     *seeded,
                     ("the first forward of the sharded module", place),
                 ),

@@ -25,7 +25,7 @@ from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked, Waiters, block
 from ddpdoctor.diagnosis.failures import may_yet_be_known
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, grouped
 from ddpdoctor.record.model import Rank, RunRecord
 
 # What a run did between its newest step and its end, where nothing else shows it.
@@ -67,12 +67,9 @@ def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> tuple[int, str]
     lived_ns = max((beat.beat_at_ns for beat in beats), default=0) - ended_ns
     if not ended_ns or lived_ns < max(SHORTEST_NS, USUAL_STEPS * usual_step_ns):
         return 0, ""
-    by_place: dict[Frame | None, list[int]] = {}
-    for beat in beats:
-        by_place.setdefault(record.site(beat.site).innermost if beat.site >= 0 else None, []).append(beat.rank)
-    places = "; ".join(
-        f"{rank_list(ranks)} at {place(frame)}" for frame, ranks in by_place.items() if frame is not None
-    )
+    by_place = grouped(beats, lambda beat: record.site(beat.site).innermost)
+    told = ((frame, rank_list(beat.rank for beat in here)) for frame, here in by_place.items() if frame is not None)
+    places = "; ".join(f"{ranks} at {place(frame)}" for frame, ranks in told)
     return lived_ns, f"no step was completed in the last {duration_text(lived_ns)} of the job{places and f': {places}'}"
 
 
@@ -306,8 +303,7 @@ POLLING_NS = 2_000_000_000
 
 PATIENCE_NS = 60_000_000_000
 """In a live run a rank may do nothing for so long and continue: it saves to a slow disk, uploads, sleeps before it
-tries
-again. A rehearsal has no disk of the cluster's and a time limit instead."""
+tries again. A rehearsal has no disk of the cluster's and a time limit instead."""
 
 
 def may_go_on(record: RunRecord, divergence: Divergence) -> bool:

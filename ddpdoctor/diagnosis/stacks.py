@@ -369,14 +369,12 @@ def _stands(first: ProcessSample, sample: ProcessSample) -> bool:
     if not sample.stack_hash or place != at or sample.main_wakes:
         return False
     lasted_ns = sample.time_ns - first.time_ns
-    if min(first.main_runs, sample.main_runs) < 0 or _worked(first, sample, POLLING_CPU_SHARE):
+    if min(first.main_runs, sample.main_runs) < 0 or _runs_often(first.main_runs, sample.main_runs, lasted_ns):
         return False
-    if _runs_often(first.main_runs, sample.main_runs, lasted_ns):
+    if _worked(first, sample, POLLING_CPU_SHARE):
         return False
-    moved = abs(sample.io_bytes - first.io_bytes)
-    return sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns and (
-        moved <= LITTLE_BYTES_PER_S * lasted_ns / 1e9
-    )
+    little = abs(sample.io_bytes - first.io_bytes) <= LITTLE_BYTES_PER_S * lasted_ns / 1e9
+    return little and sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns
 
 
 def _worked(first: ProcessSample, last: ProcessSample, cpu_share: float) -> bool:

@@ -164,9 +164,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     polls_for: str = ""
     """The file that its main thread asks for again and again, for nothing; set only where it is ``stuck``."""
     stuck: bool = False
-    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks for
-    nothing
-    for a file."""
+    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks for a
+    file for nothing."""
     restless: bool = False
     """Its training thread stands at one place and does nothing, while the rest of its process tree does a little."""
     loops: bool = False

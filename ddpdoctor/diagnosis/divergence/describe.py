@@ -155,12 +155,10 @@ def ranks(divergence: Divergence) -> tuple[int, ...]:
 def locations(divergence: Divergence) -> tuple[Location, ...]:
     """Return the lines at which the ranks diverge, the culprit's first, then what the others wait in."""
     turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
-    found: dict[Location, None] = {}
+    frames: list[Frame | None] = []
     for turn in (*turns, *divergence.proof):
-        if turn.handling is not None:
-            found |= dict.fromkeys(filter(None, (location_of(frame_of(turn.handling)),)))
-        found |= dict.fromkeys(filter(None, (location_of(turn.line),)))
-    return tuple(found)
+        frames += [None if turn.handling is None else frame_of(turn.handling), turn.line]
+    return tuple(dict.fromkeys(filter(None, map(location_of, frames))))
 
 
 def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:

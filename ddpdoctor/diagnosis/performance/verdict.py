@@ -65,10 +65,10 @@ def run_verdict(
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
     but may continue, or one with a warning about its speed, the one that costs most first, or with advice on what its
-    step mostly is. Healthy takes twenty measured
-    steps, the exposed communication among them; anything else is unknown. So is a run that is not ``settled``: it was
-    not watched for as long as a warning has to hold, and ``pending`` are the warnings that hold so far. ``ended_in`` is
-    the wait in which someone ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
+    step mostly is. Healthy takes twenty measured steps, the exposed communication among them; anything else is unknown.
+    So is a run that is not ``settled``: it was not watched for as long as a warning has to hold, and ``pending`` are
+    the warnings that hold so far. ``ended_in`` is the wait in which someone ended the job, ``cut_off`` are ranks that
+    have lost their peers on nodes out of sight.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:

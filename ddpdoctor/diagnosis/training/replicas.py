@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Literal
 
 import msgspec
@@ -340,6 +340,12 @@ def around_steps(
         )
 
 
+def differ(unequal: int, compared: int, shown: Iterable[str], what: str = "parameters", **numbers: int) -> Reason:
+    """Return how many of so many parameters differ, with the names that are shown."""
+    text = f"{unequal:,} of {compared:,} {what} differ: {', '.join(shown)}"
+    return text, None, {"parameters": unequal, "compared": compared, **numbers}
+
+
 def common_and_unequal(digests: Mapping[int, Mapping[str, str]]) -> tuple[list[str], list[str]]:
     """Return the names that all ranks have, and those of them whose digests differ."""
     common = [name for name in digests[min(digests)] if all(name in own for own in digests.values())]
@@ -513,11 +519,7 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
                 locations=place,
                 ranks=ranks,
                 because=(
-                    (
-                        f"{len(unequal):,} of {len(names):,} parameters differ: {', '.join(unequal[:NAMES_SHOWN])}",
-                        None,
-                        {"parameters": len(unequal), "compared": len(names), "step": step},
-                    ),
+                    differ(len(unequal), len(names), unequal[:NAMES_SHOWN], step=step),
                     (before, None),
                     ("the model is wrapped here", place),
                 ),

@@ -295,8 +295,6 @@ class Assembly:
             events.LinesBegun: self._lines.on_begun,
             events.Lines: self._lines.on_lines,
             events.LinesLost: self._lines.on_lost,
-            events.File: self._on_file,
-            events.Refused: self._on_refused,
             events.Stack: self._on_stack,
             events.Flight: self.live.flights.take,
         }
@@ -424,8 +422,16 @@ class Assembly:
         self._wraps[pid, wrap.wrap] = wrap
 
     def _note(self, pid: int, event: Event) -> None:
-        """Take in what is no row: what holds of the whole job, and what a process says of its record."""
+        """Take in what is no row and numbers nothing: files, faults of the record, and what holds of the whole job."""
         match event:
+            case events.File():
+                self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
+            case events.Refused():
+                at = self._site(pid, event.site)
+                frame = next((site.innermost for site, number in self._sites.items() if number == at), None)
+                place = f"{Path(frame.file).name}:{frame.line}" if frame else "the script"
+                self.refusal = self.refusal or f"{place} {event.text}"
+                self._file(pid, event, action="refused", path=event.path, detail=event.text)
             case events.CommunicationHook():
                 key = (pid, event.wrap)
                 self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
@@ -473,15 +479,6 @@ class Assembly:
         parameters, local = self._missing.get(key, ((), ()))
         at = {"rank": self._rank(pid), "site": self._site(pid, event.site), "wrap": event.wrap}
         self._rows["missing_gradients"].append(MissingGradient(**at, parameters=parameters, local=local))
-
-    def _on_file(self, pid: int, event: events.File) -> None:
-        self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
-
-    def _on_refused(self, pid: int, event: events.Refused) -> None:
-        chain = next((site for site, number in self._sites.items() if number == self._site(pid, event.site)), Site())
-        place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
-        self.refusal = self.refusal or f"{place} {event.text}"
-        self._file(pid, event, action="refused", path=event.path, detail=event.text)
 
     def _file(self, pid: int, event: events.File | events.Refused, **fields: Any) -> None:
         rank, site = _rank(self.book.rank_or_parent(pid)), self._site(pid, event.site)

@@ -301,20 +301,17 @@ class Completeness:
         """Return the state of every stream of a live run."""
         states = {name: StreamState("absent", "a live run does not record them") for name in STREAMS}
         states |= dict.fromkeys(_LIVE, StreamState("complete"))
-        reason = next(iter(self._live.refused.values()), "")
-        if reason:
+        backends = {backend for _, backend in self._book.worlds.values()}
+        if reason := next(iter(self._live.refused.values()), ""):
             states |= dict.fromkeys(("step_tracks", "call_tracks"), StreamState("truncated", reason))
         states |= dict.fromkeys(("forwards", "buffers"), StreamState("truncated", "a live run records the first few"))
         if self._live.collectives():
             states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
-        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in self._backends():
+        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in backends:
             states["collectives"] = StreamState("absent", lack)
         elif self._book.any_ended() and any(map(len, self._live.call_tracks())):
             states["collectives"] = StreamState("truncated", "the ranks ended before torch's flight recorder was read")
         return states
-
-    def _backends(self) -> set[str]:
-        return {backend for _, backend in self._book.worlds.values()}
 
     def _missing_events(self) -> str:
         """Say why the events are not all there; empty when they are."""
