@@ -82,9 +82,10 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
     def moved_column(self, times_ns: array[int]) -> array[int]:
         """Each of them moved."""
+        offset_ns = self.offset_ns
         if self.drift:
             return array("q", map(self.moved, times_ns))
-        return array("q", [time_ns + self.offset_ns if time_ns > 0 else time_ns for time_ns in times_ns])
+        return array("q", [time_ns + offset_ns if time_ns > 0 else time_ns for time_ns in times_ns])
 
 
 class NodePart(msgspec.Struct, frozen=True, kw_only=True):

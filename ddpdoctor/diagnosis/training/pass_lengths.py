@@ -76,7 +76,7 @@ def trains_on_own_data(record: RunRecord) -> bool:
 def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
     """Return whether batches of a loader went into a training forward of a DDP or sharded module on its rank."""
     at = loader.rank, loader.loader
-    return any(forward.trains and (forward.rank, forward.pass_loader) == at for forward in record.forwards)
+    return any((forward.rank, forward.pass_loader) == at and forward.trains for forward in record.forwards)
 
 
 def training_loader(record: RunRecord) -> Loader | None:
@@ -280,7 +280,7 @@ def _uneven(entries: tuple[Pass, ...], loader: LoaderOnRanks) -> UnevenPass | No
     if None in lengths or len(set(lengths)) == 1 or (left and not all(entry.by_length for entry in entries)):
         return None
     known = [(entry, length) for entry, length in zip(entries, lengths, strict=True) if length is not None]
-    shortest, longest = (nearest(length for _, length in known) for nearest in (min, max))
+    shortest, longest = min(length for _, length in known), max(length for _, length in known)
     short = [entry for entry, length in known if length == shortest]
     ended = any(entry.end == "exhausted" or (entry.by_length and entry.yielded == shortest) for entry in short)
     ahead = any(entry.yielded > shortest for entry, length in known if length == longest)
