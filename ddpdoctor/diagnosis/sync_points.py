@@ -101,14 +101,11 @@ def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
         if not columns[0]:
             continue
         held = tuple(_held_ns(steps, column, is_relative) for steps, column in zip(found, columns, strict=True))
-        arrived = tuple(
-            array("q", [-duration_ns for duration_ns in held[index]])
-            if is_relative
-            else taken(steps.ready_at_ns, columns[index])
-            for index, steps in enumerate(found)
-        )
-        if not is_relative:
-            arrived = _beyond_doubt(record, seen, arrived)
+        if is_relative:
+            arrived = tuple(array("q", [-duration_ns for duration_ns in own]) for own in held)
+        else:
+            ready = (taken(steps.ready_at_ns, column) for steps, column in zip(found, columns, strict=True))
+            arrived = _beyond_doubt(record, seen, tuple(ready))
         rows = taken(found[0].row, columns[0])
         exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(

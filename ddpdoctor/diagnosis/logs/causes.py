@@ -85,15 +85,6 @@ def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool
     return by_threads or not surely_before(effect, cause, evidence)
 
 
-def explained(groups: Sequence[Sequence[Incident]], evidence: LogEvidence) -> tuple[int, ...]:
-    """Return the places of the groups whose first incident can follow from that of another group."""
-    return tuple(
-        place
-        for place, group in enumerate(groups)
-        if any(other is not group and may_follow(group[0], other[0], evidence) for other in groups)
-    )
-
-
 def surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool:
     """Return whether an incident came before another, by its place in the one log or by the clock."""
     if evidence.ordered:
@@ -426,8 +417,9 @@ def _ends_what_waited(one: Incident, groups: Sequence[tuple[Incident, ...]], evi
 
 
 def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
-    followed = explained(groups, evidence)
-    groups = [group for place, group in enumerate(groups) if place not in followed] or groups
+    # Those whose first incident can follow from that of another group are echoes.
+    follows = [any(one is not group and may_follow(group[0], one[0], evidence) for one in groups) for group in groups]
+    groups = [group for group, is_echo in zip(groups, follows, strict=True) if not is_echo] or groups
     own = [group for group in groups if _is_own(group[0]) and not _ends_what_waited(group[0], groups, evidence)]
     hardware = [group for group in own if group[0].kind in ("gpu", "killed-by-kernel")]
     told = [group[0] for group in own]

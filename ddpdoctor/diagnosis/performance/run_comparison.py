@@ -179,11 +179,9 @@ def _columns(ranks: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> dic
 
 def _exposed(ranks: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> dict[str, list[float]]:
     """Exposed communication of the steps that were sampled on all ranks; a part of backward."""
-    sampled = [
-        fmean(steps.exposed_ns[at] for steps, at in zip(ranks, positions, strict=True))
-        for positions in zip(*places, strict=True)
-        if all(steps.exposed_ns[at] >= 0 for steps, at in zip(ranks, positions, strict=True))
-    ]
+    both = list(zip(ranks, places, strict=True))
+    exposed = zip(*([steps.exposed_ns[at] for at in own] for steps, own in both), strict=True)
+    sampled = [fmean(of_ranks) for of_ranks in exposed if min(of_ranks) >= 0]
     return {"exposed communication": sampled} if len(sampled) >= BLOCKS else {}
 
 

@@ -304,12 +304,8 @@ def _moves_tensors(record: RunRecord, rank: int) -> bool:
 
 def may_be_averaged_later(record: RunRecord) -> bool:
     """Return whether the user's files hold a call that could average a model and that no rank came to."""
-    reached = {
-        (frame.file, frame.line)
-        for track in record.collectives
-        for site in set(track.site)
-        for frame in record.site(site).frames
-    }
+    sites = {site for track in record.collectives for site in track.site}
+    reached = {(frame.file, frame.line) for site in sites for frame in record.site(site).frames}
     return any(place not in reached for written in record.written_averages for place in written.places)
 
 
