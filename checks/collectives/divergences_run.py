@@ -493,22 +493,18 @@ def hot_barriers(record: RunRecord) -> Iterator[Verdict]:
     A pass counts when it had four steps or more, so that a barrier at the end of each short pass is none in every step;
     the last step of a pass may lack it.
     """
-    per_rank = [_of_rank(record, rank) for rank in record.rank_numbers()]
+    ranks = record.rank_numbers()
+    per_rank = [_of_rank(record, rank) for rank in ranks]
+    track = record.track(ranks[0]) if ranks else None
+    made = [] if track is None else zip(track.site, track.signature, strict=True)
+    reducing = {site for site, signature in made if record.signatures[signature].kind in _REDUCTIONS}
     for number in per_rank[0] if per_rank else ():
         if all(number in found for found in per_rank):
             (calls, steps, kind), site = per_rank[0][number], record.site(number)
             told = f" at {place(site.innermost)}: {count(calls, 'call')} in {count(steps, 'step')} of each rank"
             # The same line reduces as well, as a framework's log does: the barrier is not the user's own.
-            reduces = number in _reducing_sites(record)
-            mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if reduces else {}
+            mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if number in reducing else {}
             yield _barrier(kind, site, told, {"calls": calls, "steps": steps}, **mild)
-
-
-def _reducing_sites(record: RunRecord) -> set[int]:
-    """Return the call chains from which the first rank reduces something of the user's."""
-    track = record.track(record.rank_numbers()[0])
-    signatures = [] if track is None else zip(track.site, track.signature, strict=True)
-    return {site for site, number in signatures if record.signatures[number].kind in _REDUCTIONS}
 
 
 def live_barriers(record: RunRecord) -> Iterator[Verdict]:

@@ -295,22 +295,26 @@ def judge_randomness(record: RunRecord) -> Iterator[Verdict]:
             if len(states) != len(ranks) or not all(state.drawn_from for state in states):
                 continue
             if len({state.digest for state in states}) == 1:
-                shared.setdefault(_draw(states[0]) or loader.location, {})[library] = None
+                first = states[0]
+                draw = loader.location
+                if first.file:
+                    draw = Location(file=first.file, line=first.line, end_line=first.end_line)
+                shared.setdefault(draw, {})[library] = None
             elif len({state.digest for state in states}) == len(states):
                 yield Verdict(
                     wrong=False,
                     sentence=f"{_GENERATORS[library]} generator differed between the ranks at the first training batch",
                     locations=_seed_lines(record, library),
                 )
-    for draw, libraries in shared.items():
+    for line, libraries in shared.items():
         names = " and ".join(_GENERATORS[library] for library in libraries)
         yield Verdict(
             sentence=f"{rank_list(ranks)} apply the same augmentation: {names} "
             f"generator{'s' if len(libraries) > 1 else ''}, which "
             "the samples draw from, had the same state on all of them at the first training batch",
-            locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), draw),
+            locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), line),
             ranks=ranks,
-            because=("fetching the batch drew from it here", draw),
+            because=("fetching the batch drew from it here", line),
         )
 
 
@@ -326,10 +330,6 @@ def _first_states(record: RunRecord, loader: LoaderOnRanks, library: Library) ->
         if len(found[worker]) == len(loader.loaders):
             return [found[worker][entry.rank] for entry in loader.loaders]
     return []
-
-
-def _draw(state: RandomState) -> Location | None:
-    return Location(file=state.file, line=state.line, end_line=state.end_line) if state.file else None
 
 
 def _seed_lines(record: RunRecord, library: Library) -> tuple[Location, ...]:

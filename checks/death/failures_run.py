@@ -26,16 +26,13 @@ _SAME_GPU = regex(r"Duplicate GPU detected", re.IGNORECASE)
 _NO_SPACE = regex(r"No space left on device|/dev/shm", re.IGNORECASE)
 _CLASSES = {
     "unhandledcudaerror": "unhandled CUDA error",
-    "unhandled cuda error": "unhandled CUDA error",
     "systemerror": "system error",
-    "unhandled system error": "system error",
+    "unhandledsystemerror": "system error",
     "internalerror": "internal error",
-    "internal error": "internal error",
     "invalidargument": "invalid argument",
     "invalidusage": "invalid usage",
-    "invalid usage": "invalid usage",
     "remoteerror": "remote error",
-    "remote process": "remote error",
+    "remoteprocess": "remote error",
 }
 _BEHIND: Mapping[str, tuple[str, str]] = {
     "unhandled CUDA error": (
@@ -93,7 +90,7 @@ def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
 
 def _kind(raised: RankException) -> str:
     match = None if "out of memory" in raised.message else _ERROR.search(raised.message)
-    return "" if match is None else _CLASSES[(match[1] or match[2]).lower()]
+    return "" if match is None else _CLASSES[(match[1] or match[2]).lower().replace(" ", "")]
 
 
 def _explains(rank: Rank) -> bool:

@@ -109,7 +109,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         return "mismatch"
     if divergence.form == "aborted":
         return "mismatch" if divergence.difference else "rank-branch"
-    if len(_chains(divergence)) < 2:
+    called = [turn.frames for turn in divergence.turns if turn.action in ("collective", "store") and turn.frames]
+    if len({tuple((frame.file, frame.line) for frame in frames) for frames in called}) < 2:
         return "hang" if divergence.form == "standstill" else "mismatch"
     # Dumps hold no forwards: that each rank decides by its own data looks like a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
@@ -216,11 +217,6 @@ def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) ->
     before = [set(track.site[: turn.row]) for turn, track in zip(turns, tracks, strict=True) if track is not None]
     ran = all(lines <= {record.site(site).innermost for site in sites} for sites in before)
     return len(lines) > 1 and len(before) == len(turns) and ran
-
-
-def _chains(divergence: Divergence) -> set[tuple[tuple[str, int], ...]]:
-    entries = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
-    return {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
 
 
 def _origin(turn: NextCall) -> str:

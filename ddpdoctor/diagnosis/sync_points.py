@@ -66,23 +66,19 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
 
 
+@once_per_record(most=8)
 def gradient_meetings(record: RunRecord) -> tuple[Meetings, ...]:
     """By the ranks that average gradients with each other, the measured reductions that all of them sampled."""
-    return _both_meetings(record)[0]
+    return tuple(_gradient_meetings(record, measured_steps(record)))
 
 
+@once_per_record(most=8)
 def explicit_meetings(record: RunRecord) -> tuple[Meetings, ...]:
     """For each process group, the explicit collectives inside of the measured steps that all of its ranks went through.
 
     Sends and receives are left out: their two sides are no meeting of the group.
     """
-    return _both_meetings(record)[1]
-
-
-@once_per_record(most=8)
-def _both_meetings(record: RunRecord) -> tuple[tuple[Meetings, ...], tuple[Meetings, ...]]:
-    measured = measured_steps(record)
-    return tuple(_gradient_meetings(record, measured)), tuple(_explicit_meetings(record, measured))
+    return tuple(_explicit_meetings(record, measured_steps(record)))
 
 
 def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -35,22 +36,14 @@ def title(divergence: Divergence) -> str:
     handling = [turn for turn in (*divergence.turns, *divergence.proof) if turn.handling is not None]
     if handling and divergence.culprit == handling[0].rank:
         return _handled_title(divergence, handling[0])
-    if divergence.form == "desync":
-        return _desync_title(divergence)
     if divergence.form == "crossed":
         first, second = divergence.turns[0], divergence.proof[0]
         return (
             f"{_call(first)} on {rank_list([first.rank])} is paired with {_call(second)} on "
             f"{rank_list([divergence.turns[1].rank])}, and the other way round"
         )
-    if divergence.form == "swapped":
-        return _swapped_title(divergence)
-    if divergence.form == "absentee":
-        return _absentee_title(divergence)
-    if divergence.form == "stuck":
-        return _stuck_title(divergence)
-    if divergence.form == "aborted":
-        return _aborted_title(divergence)
+    if divergence.form in _TITLES:
+        return _TITLES[divergence.form](divergence)
     groups = _alike(divergence.turns)
     if divergence.difference == "group":
         size = divergence.world_size
@@ -360,6 +353,15 @@ def _desync_title(divergence: Divergence) -> str:
         return title
     done = "skipped" if "skipped" in divergence.culprit_reason else "repeated"
     return f"{title}, since rank {divergence.culprit} {done} a backward"
+
+
+_TITLES: Mapping[str, Callable[[Divergence], str]] = {
+    "desync": _desync_title,
+    "swapped": _swapped_title,
+    "absentee": _absentee_title,
+    "stuck": _stuck_title,
+    "aborted": _aborted_title,
+}
 
 
 def _same_line_title(divergence: Divergence, groups: list[list[NextCall]]) -> str:

@@ -198,8 +198,12 @@ def _describe(
         sentence = f"on {rank_list(ranks)} {sentence}; {contrast}, so the job hangs or fails in the next step"
     wrapped = site_location(record.site(wrap.site))
     cuts = () if differs else _cuts(record, wrap, everywhere)
+    remedy = _remedy(wrapped, differs, _is_served(wrap))
     if cuts:
-        sentence += f"; {cuts[0][0]} at {_named(cuts[0][1])} ends the graph: its results carry no gradient"
+        gather = f"{cuts[0][0]} at {_named(cuts[0][1])}"
+        sentence += f"; {gather} ends the graph: its results carry no gradient"
+        remedy = f"Use torch.distributed.nn.functional.all_gather, which carries gradients, instead of {gather}; or "
+        remedy += "put the rank's own tensor back into the result: gathered[rank] = features."
     severity = None
     if steps:
         sentence += f"; in none of {steps} steps, on no rank, and find_unused_parameters=True hides it"
@@ -208,18 +212,11 @@ def _describe(
         severity = Severity.ERROR if cuts else severity
     return Verdict(
         sentence=sentence,
-        remedy=_of_cut(*cuts[0]) if cuts else _remedy(wrapped, differs, _is_served(wrap)),
+        remedy=remedy,
         ranks=tuple(sorted(missing)),
         locations=tuple(dict.fromkeys((*(place for _, place in cuts), wrapped, backward.location))),
         because=reasons,
         severity=severity,
-    )
-
-
-def _of_cut(kind: str, place: Location) -> str:
-    return (
-        f"Use torch.distributed.nn.functional.all_gather, which carries gradients, instead of {kind} at "
-        f"{_named(place)}; or put the rank's own tensor back into the result: gathered[rank] = features."
     )
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.logs import remedies
-from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
+from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list
@@ -28,8 +28,11 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             is_cause = cause.role == "cause" and not explains_the_death(record)
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             usual = remedy if isinstance(remedy, str) else remedy(cause)
+            title = f"{remedies.title(cause)}{WENT_ON if cause.survived else ''}"
+            if cause.leads and not is_cause and not cause.survived:
+                title = f"in attempt {cause.attempts[0] + 1} of the launcher, {title}"
             yield check.finding(
-                _title(cause, is_cause=is_cause),
+                title,
                 basis="log",
                 remedy=next((one.implies for one in cause.incidents if one.implies), usual)
                 if is_cause
@@ -41,14 +44,6 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
                 role="cause" if is_cause else "echo",
                 doubt=cause.doubt,
             )
-
-
-def _title(cause: LogCause, *, is_cause: bool) -> str:
-    if cause.survived:
-        return remedies.title(cause) + WENT_ON
-    if is_cause or not cause.leads:
-        return remedies.title(cause)
-    return f"in attempt {cause.attempts[0] + 1} of the launcher, {remedies.title(cause)}"
 
 
 def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:

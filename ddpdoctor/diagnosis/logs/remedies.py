@@ -339,7 +339,8 @@ def title(cause: LogCause) -> str:
             return f"the NCCL watchdog of {who} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
             library = "HIP" if first.type == "HIP error" else "CUDA"
-            return f"{who} failed with a {library} error{at}: {_of_cuda(first)}"
+            text = " ".join(first.message.partition("\n")[0].split())
+            return f"{who} failed with a {library} error{at}: {text.partition('CUDA error: ')[2] or text}"
         case "left":
             if first.exit_code == NO_CODE:
                 return f"{who} failed; neither an exit code nor a traceback is in the log"
@@ -548,12 +549,6 @@ def _of_nccl(cause: LogCause) -> str:
     texts = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
     own = sorted(texts, key=lambda text: text.startswith("nccl"))
     return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
-
-
-def _of_cuda(one: Incident) -> str:
-    """Return what CUDA says, without what stands before and after it."""
-    text = " ".join(one.message.partition("\n")[0].split())
-    return text[text.find("CUDA error: ") + 12 :] if "CUDA error: " in text else text
 
 
 def _of_rendezvous(cause: LogCause) -> str:

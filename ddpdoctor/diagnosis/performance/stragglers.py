@@ -235,8 +235,11 @@ def straggler(record: RunRecord) -> Straggler | None:
         return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
-    if summary.unseen and max(map(_held_ns, late)) > gap_ns:
-        return None
+    stood = [
+        (rank.phases.exposed_waiting_ns, rank.phases.exposed_transfer_ns, rank.phases.explicit_ns) for rank in late
+    ]
+    if summary.unseen and max(sum(ns or 0.0 for ns in of_rank) for of_rank in stood) > gap_ns:
+        return None  # They stand still in communication for longer than others wait for them.
     loss = _loss(record, ranks, tuple(rank.rank for rank in others), gap_ns)
     if is_short and loss is not None and loss.to == "cores":
         return None
@@ -365,12 +368,6 @@ def _excess_ns(late: list[RankSummary], others: list[RankSummary]) -> dict[str, 
         phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
         for phase in ("data_wait", "forward", "backward", "optimizer", "other")
     }
-
-
-def _held_ns(rank: RankSummary) -> float:
-    """Return how long a rank stands still in communication."""
-    phases = rank.phases
-    return (phases.exposed_waiting_ns or 0.0) + (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
 
 
 def _waiting_ns(rank: RankSummary) -> float:

@@ -223,7 +223,10 @@ class LiveRings:
         """
         rows = {}
         for pid, beat in self._beats():
-            waits = beat is not None and _waits(beat)
+            # The thread stands, and a collective is under way.
+            waits = (
+                beat is not None and beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or bool(beat.blocked))
+            )
             if beat is not None and waits:
                 stands_since_ns = beat.beat_at_ns - beat.unchanged_ms * 1_000_000
                 waits = self.flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
@@ -319,11 +322,6 @@ class LiveRings:
         """Return the record's numbers for a column of a process's own."""
         known = {number: self._number_of(pid, kind, number) for number in set(column)}
         return array("q", [known[number] for number in column])
-
-
-def _waits(beat: LiveHeartbeat) -> bool:
-    """Return whether the training thread is held by a collective: it stands, and one is under way."""
-    return beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or bool(beat.blocked))
 
 
 def _rows_since(tail: RingTail, time: str, since_ns: int) -> dict[str, array[int]]:
