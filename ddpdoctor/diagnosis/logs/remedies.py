@@ -475,7 +475,10 @@ def _of_mismatch(cause: LogCause) -> str:
         return f"the ranks build DDP from different models{_at(first)}: {incident_text(first)}"
     if cause.trouble == "rank-branch":
         return f"the ranks were in different collectives: {_apart(cause.incidents)}"
-    differs = _difference(first.message)
+    # ProcessGroupWrapper lists what differs, as ``in: Op type: BROADCAST vs ALLREDUCE``.
+    listed = first.message.partition("differ in the following aspects:")[2]
+    told = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
+    differs = f": {told[:MESSAGE_CHARACTERS]}" if told else ""
     where = next((_at(one) for one in (*cause.incidents, *cause.behind) if user_frames(one.frames)), "")
     if "preamble" in first.message or "data size doesn't match" in first.message:
         return (
@@ -486,13 +489,6 @@ def _of_mismatch(cause: LogCause) -> str:
     named = _RUNS.findall(first.message) if differs else []
     whose = f"the collectives of rank {named[0]} and rank {named[1]}" if len(named) == 2 else "the ranks' collectives"
     return f"{whose}{where} differ{differs}"
-
-
-def _difference(message: str) -> str:
-    """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
-    _, found, listed = message.partition("differ in the following aspects:")
-    text = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
-    return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""
 
 
 def _apart(incidents: Sequence[Incident]) -> str:

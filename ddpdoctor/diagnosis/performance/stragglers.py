@@ -235,11 +235,10 @@ def straggler(record: RunRecord) -> Straggler | None:
         return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
-    stood = [
-        (rank.phases.exposed_waiting_ns, rank.phases.exposed_transfer_ns, rank.phases.explicit_ns) for rank in late
-    ]
-    if summary.unseen and max(sum(ns or 0.0 for ns in of_rank) for of_rank in stood) > gap_ns:
-        return None  # They stand still in communication for longer than others wait for them.
+    spent = [rank.phases for rank in late]
+    held_ns = [(one.exposed_waiting_ns or 0.0) + (one.exposed_transfer_ns or 0.0) + one.explicit_ns for one in spent]
+    if summary.unseen and max(held_ns) > gap_ns:
+        return None  # One stands still in communication for longer than the others wait for it.
     loss = _loss(record, ranks, tuple(rank.rank for rank in others), gap_ns)
     if is_short and loss is not None and loss.to == "cores":
         return None

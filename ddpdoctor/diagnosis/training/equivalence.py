@@ -448,16 +448,13 @@ class _Judge:
                 return _open("on every rank the loss weighs samples otherwise than in one process")
             for step, fit in enumerate(fits):
                 if not all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks))):
-                    return self._weighted(step, fit)
+                    due = tuple(round(share, 4) for share in shares(fit.weights))
+                    weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
+                    return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
         for ranks in (wrong, self._wrong_ranks(by_direction=True)):
             if 0 < len(ranks) < self._world:
                 return self._says("one-rank", self._differ, at=tuple(ranks))
         return _open("another direction, which nothing that was recorded explains")
-
-    def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
-        due = tuple(round(share, 4) for share in shares(fit.weights))
-        weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
-        return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
 
     # Evidence.
 

@@ -223,11 +223,9 @@ class LiveRings:
         """
         rows = {}
         for pid, beat in self._beats():
-            # The thread stands, and a collective is under way.
-            waits = (
-                beat is not None and beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or bool(beat.blocked))
-            )
-            if beat is not None and waits:
+            waits = False
+            if beat is not None and beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or beat.blocked):
+                # The thread stands, and a collective is under way.
                 stands_since_ns = beat.beat_at_ns - beat.unchanged_ms * 1_000_000
                 waits = self.flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
             rows[pid] = self.flights.oldest_open(pid) if waits else -1
