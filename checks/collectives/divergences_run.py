@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import msgspec
 
-from ddpdoctor.check import Numbers, Verdict, Via
+from ddpdoctor.check import Numbers, Reason, Verdict, Via
+from ddpdoctor.diagnosis.divergence import long_waits as rehearsed
+from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception
 from ddpdoctor.diagnosis.performance.exposure import BARRIERS
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.steps import RankSteps, measured_steps, once_per_record
-from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
+from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane, replica_sets
+from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import (
     bytes_text,
     count,
@@ -27,27 +32,11 @@ from ddpdoctor.diagnosis.wording import (
     site_location,
     verb,
 )
-from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted, Severity, grouped
-from ddpdoctor.record.model import RunRecord, Site
-from ddpdoctor.record.streams.measured import CallTrack
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.streams.measured import RankHeartbeat
-
-import re
-from collections.abc import Sequence
-from itertools import chain
-
-from ddpdoctor.check import Reason
-from ddpdoctor.diagnosis.divergence import long_waits as rehearsed
-from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception
-from ddpdoctor.diagnosis.sync_points import replica_sets
-from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Confirmed, Fact, Frame, Location, Refuted, Severity, grouped
 from ddpdoctor.record.joining import headline
-from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.measured import StepTrack
+from ddpdoctor.record.model import RankException, RunRecord, Site
+from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 LASTING_STEPS = 10
 """A lead that has lasted for so many steps stays: ranks that leave a batch out in turns do so within a few."""
@@ -61,9 +50,8 @@ def batches_ahead(record: RunRecord) -> Iterator[Verdict]:
     Only of loops over one loader of one length on all ranks, by a ``for`` statement and outside of ``join()``: a loop
     that draws with ``next``, or a rank that looks at some batch for itself, may draw as it likes.
     """
-    feeding = [
-        loader for loader in loaders_on_all_ranks(record) if any(feeds_ddp(record, one) for one in loader.loaders)
-    ]
+    loaders = loaders_on_all_ranks(record)
+    feeding = [loader for loader in loaders if any(feeds_ddp(record, one) for one in loader.loaders)]
     if len(feeding) != 1 or not _keeps_together(feeding[0]):
         return
     site = next((entry.site for entries in feeding[0].passes for entry in entries), -1)
@@ -149,9 +137,8 @@ def find_model_mismatch(record: RunRecord) -> Verdict | None:
             counts[int(found[1])] = own
             said[rank.rank] = f"rank {found[1]} has {own:,} parameters where another rank has {other:,}"
         elif found := _SIZES.search(raised.message):
-            said[rank.rank] = (
-                f"parameter {found[1]} has the shape [{found[2]}] on rank {rank.rank} and a different one on rank 0"
-            )
+            on_it = f"the shape [{found[2]}] on rank {rank.rank} and a different one on rank 0"
+            said[rank.rank] = f"parameter {found[1]} has {on_it}"
         else:
             continue
         message = message or raised.message.strip().partition("\n")[0]
@@ -206,10 +193,12 @@ def timed_out(record: RunRecord) -> Iterator[Verdict]:
         frame = record.site(track.site[row]).innermost or frame
     elif not said and any(heartbeat.rank == first and heartbeat.phase == "backward" for heartbeat in record.heartbeats):
         kind = GRADIENTS
-    timeout_ns = _limit_ns(record, raised, call)
-    numbers: dict[str, int | float] = {"timeout_s": timeout_ns / 1e9}
-    if sequence is not None:
-        numbers["sequence"] = sequence
+    timeout_ns = record.groups[0].timeout_ns if record.groups else 0
+    if limit := _LIMIT.search(raised.message):
+        timeout_ns = int(next(filter(None, limit.groups()))) * 1_000_000
+    elif call is not None:
+        timeout_ns = record.groups[call[0].group[call[1]]].timeout_ns
+    numbers = {"timeout_s": timeout_ns / 1e9} | ({} if sequence is None else {"sequence": sequence})
     because: list[Reason] = [(f"rank {ranks[0]}: {headline(raised)[:240]}", None, numbers)]
     if agreed is not None:
         text = f"the last collective that all ranks reached is number {agreed:,}"
@@ -267,15 +256,6 @@ def _absent(
         return behind, min(enqueued[rank] for rank in behind)
     silent = tuple(rank.rank for rank in record.ranks if rank.rank not in ranks and not rank.exceptions)
     return (silent if len(silent) < len(record.ranks) / 2 else ()), None
-
-
-def _limit_ns(record: RunRecord, raised: RankException, call: tuple[CallTrack, int] | None) -> int:
-    match = _LIMIT.search(raised.message)
-    if match:
-        return int(next(filter(None, match.groups()))) * 1_000_000
-    if call is not None:
-        return record.groups[call[0].group[call[1]]].timeout_ns
-    return record.groups[0].timeout_ns if record.groups else 0
 
 
 # How long ranks of a live run waited for others: in collectives, backward, barriers, and calls that still last.
@@ -375,11 +355,9 @@ def _wait_text(wait: LiveWait) -> str:
     done = verb(wait.waiting, "has waited", "have waited") if wait.lasts else "waited"
     what = "backward" if wait.kind == GRADIENTS else wait.kind
     at = f" at {place(wait.site.innermost)}" if wait.site.frames else ""
-    busy = ""
-    if wait.lasts:
-        where = f" at {place(wait.late_site.innermost)}" if wait.late_site.frames else ""
-        busy = f", busy in {wait.late_phase.replace('_', ' ')}{where}" if wait.late_phase not in ("", "other") else ""
-        busy = busy or (f", busy{where}" if where else "")
+    doing = f" in {wait.late_phase.replace('_', ' ')}" if wait.late_phase not in ("", "other") else ""
+    doing += f" at {place(wait.late_site.innermost)}" if wait.late_site.frames else ""
+    busy = f", busy{doing}" if wait.lasts and doing else ""
     waited = duration_text(wait.waited_ns)
     return f"{rank_list(wait.waiting)} {done} {waited} in {what}{at} for {rank_list(wait.late)}{busy}"
 
@@ -387,7 +365,6 @@ def _wait_text(wait: LiveWait) -> str:
 def _in_calls(record: RunRecord) -> Iterator[LiveWait]:
     """Yield the longest wait in the explicit collectives of each group, and those that last."""
     tracks = {track.rank: track for track in record.call_tracks}
-    beats = {beat.rank: beat for beat in record.heartbeats}
     for number, group in enumerate(record.groups):
         if len(group.ranks) < 2 or any(rank not in tracks for rank in group.ranks):
             continue
@@ -413,40 +390,20 @@ def _in_calls(record: RunRecord) -> Iterator[LiveWait]:
                 waited_ns=best_ns,
                 site=record.site(track.site[row]),
             )
-        yield from _open_calls(record, number, members, lanes, beats)
+        yield from _open_calls(record, number, list(zip(members, lanes, strict=True)))
 
 
 def _open_calls(
-    record: RunRecord,
-    number: int,
-    members: list[CallTrack],
-    lanes: list[dict[tuple[bool, int], int]],
-    beats: dict[int, RankHeartbeat],
+    record: RunRecord, number: int, members: list[tuple[CallTrack, dict[tuple[bool, int], int]]]
 ) -> Iterator[LiveWait]:
-    open_at = {
-        at: (track, row)
-        for track, rows in zip(members, lanes, strict=True)
-        for at, row in rows.items()
-        if not track.left_at_ns[row]
-    }
+    rows_of = ((track, at, row) for track, rows in members for at, row in rows.items())
+    open_at = {at: (track, row) for track, at, row in rows_of if not track.left_at_ns[row]}
     for at, (track, row) in open_at.items():
-        came = [
-            (member.entered_at_ns[rows[at]], member.rank)
-            for member, rows in zip(members, lanes, strict=True)
-            if at in rows
-        ]
-        late = [member.rank for member, rows in zip(members, lanes, strict=True) if at not in rows]
+        came = [(member.entered_at_ns[rows[at]], member.rank) for member, rows in members if at in rows]
+        late = [member.rank for member, rows in members if at not in rows]
         if late:
-            yield _lasting(
-                record,
-                number,
-                track.kinds[track.kind[row]],
-                [rank for _, rank in came],
-                late,
-                min(came)[0],
-                beats,
-                record.site(track.site[row]),
-            )
+            kind, waiting = track.kinds[track.kind[row]], [rank for _, rank in came]
+            yield _lasting(record, number, kind, waiting, late, min(came)[0], record.site(track.site[row]))
 
 
 def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
@@ -472,14 +429,13 @@ def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
 
 def _in_backward_now(record: RunRecord) -> Iterator[LiveWait]:
     """Ranks that are in backward while others of the job are elsewhere; at most so long, for they compute there too."""
-    beats = {beat.rank: beat for beat in record.heartbeats}
-    group = _group_of(record, tuple(sorted(beats)))
-    inside = [beat for beat in beats.values() if beat.phase == "backward"]
-    late = [beat.rank for beat in beats.values() if beat.phase not in (*_SHARED_PHASES, "finished")]
-    if group is None or not inside or not late or len(inside) + len(late) != len(beats):
+    group = _group_of(record, tuple(sorted(beat.rank for beat in record.heartbeats)))
+    inside = [beat for beat in record.heartbeats if beat.phase == "backward"]
+    late = [beat.rank for beat in record.heartbeats if beat.phase not in (*_SHARED_PHASES, "finished")]
+    if group is None or not inside or not late or len(inside) + len(late) != len(record.heartbeats):
         return
     since_ns = max(beat.phase_since_ns for beat in inside)
-    yield _lasting(record, group, GRADIENTS, [beat.rank for beat in inside], late, since_ns, beats, Site())
+    yield _lasting(record, group, GRADIENTS, [beat.rank for beat in inside], late, since_ns, Site())
 
 
 def _lasting(
@@ -489,10 +445,9 @@ def _lasting(
     waiting: list[int],
     late: list[int],
     since_ns: int,
-    beats: dict[int, RankHeartbeat],
     site: Site,
 ) -> LiveWait:
-    busy = beats.get(late[0])
+    busy = record.heartbeat(late[0])
     return LiveWait(
         group=group,
         kind=kind,
@@ -538,22 +493,18 @@ def hot_barriers(record: RunRecord) -> Iterator[Verdict]:
     A pass counts when it had four steps or more, so that a barrier at the end of each short pass is none in every step;
     the last step of a pass may lack it.
     """
-    per_rank = [_of_rank(record, rank) for rank in record.rank_numbers()]
+    ranks = record.rank_numbers()
+    per_rank = [_of_rank(record, rank) for rank in ranks]
+    track = record.track(ranks[0]) if ranks else None
+    made = [] if track is None else zip(track.site, track.signature, strict=True)
+    reducing = {site for site, signature in made if record.signatures[signature].kind in _REDUCTIONS}
     for number in per_rank[0] if per_rank else ():
         if all(number in found for found in per_rank):
             (calls, steps, kind), site = per_rank[0][number], record.site(number)
             told = f" at {place(site.innermost)}: {count(calls, 'call')} in {count(steps, 'step')} of each rank"
             # The same line reduces as well, as a framework's log does: the barrier is not the user's own.
-            reduces = number in _reducing_sites(record)
-            mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if reduces else {}
+            mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if number in reducing else {}
             yield _barrier(kind, site, told, {"calls": calls, "steps": steps}, **mild)
-
-
-def _reducing_sites(record: RunRecord) -> set[int]:
-    """Return the call chains from which the first rank reduces something of the user's."""
-    track = record.track(record.rank_numbers()[0])
-    signatures = [] if track is None else zip(track.site, track.signature, strict=True)
-    return {site for site, number in signatures if record.signatures[number].kind in _REDUCTIONS}
 
 
 def live_barriers(record: RunRecord) -> Iterator[Verdict]:
@@ -581,14 +532,10 @@ def live_barriers(record: RunRecord) -> Iterator[Verdict]:
         limit_ns = threshold(record, "barrier-in-hot-loop") * summary.phases.step_ns
         at = f" at {place(record.site(site).innermost)}" if record.site(site).frames else ""
         waiting = f", {milliseconds_text(waiting_ns)} of it waiting for the last rank" if waiting_ns else ""
+        told = f"{at} ({milliseconds_text(blocked_ns)}{waiting})"
         numbers = {"calls": len(calls), "steps": len(ranks[0]), "blocked_ns_per_step": blocked_ns}
-        yield _barrier(
-            kind,
-            record.site(site),
-            f"{at} ({milliseconds_text(blocked_ns)}{waiting})",
-            numbers,
-            severity=None if blocked_ns - waiting_ns > limit_ns else Severity.ADVICE,
-        )
+        severity = None if blocked_ns - waiting_ns > limit_ns else Severity.ADVICE
+        yield _barrier(kind, record.site(site), told, numbers, severity=severity)
 
 
 def _calls_by_place(track: CallTrack, steps: RankSteps) -> dict[tuple[str, int], list[int]]:

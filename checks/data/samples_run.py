@@ -45,8 +45,8 @@ def _judged_rank_data(record: RunRecord) -> Iterator[Verdict]:
             continue
         if loader.location in uneven:
             continue
-        verdict = _divided_twice(record, loader) or _lengths(record, loader) or _divided_before(record, loader)
-        verdict = verdict or _order(record, loader)
+        judges = (_divided_twice, _lengths, _divided_before, _order)
+        verdict = next(filter(None, (judge(record, loader) for judge in judges)), None)
         if verdict is not None:
             yield verdict
 
@@ -99,13 +99,10 @@ def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         return None
     if split_parts(record) & {(part.rank, part.part) for part in known}:
         return None
-    drawn: set[int] = set()
-    for passes in loader.passes:
-        trained = next((entry for entry in passes if entry.indices), None)
-        if trained is None:
-            return None
-        drawn |= set(trained.indices)
-    total = known[0].base_length
+    firsts = [next((entry.indices for entry in passes if entry.indices), ()) for passes in loader.passes]
+    if not all(firsts):
+        return None
+    drawn, total = set[int]().union(*firsts), known[0].base_length
     return Verdict(
         sentence=f"{loader.loaders[0].sampler_type} divides a subset that differs between the ranks: together they "
         f"draw {len(drawn):,} of {total:,} samples",
@@ -126,7 +123,7 @@ def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
 
 def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     holdings = [_holdings(record, entry) for entry in loader.loaders]
-    names = set.intersection(*(set(found) for found in holdings)) if holdings else set()
+    names = set.intersection(*map(set, holdings)) if holdings else set()
     if compare_samples(loader.loaders) == "same":
         known = bool(names) or _are_whole(record, loader)
         if not known or any(len({held[name][0] for held in holdings}) > 1 for name in names):
@@ -142,9 +139,8 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         if len({ordered for ordered, _ in found}) > 1 and len({unordered for _, unordered in found}) == 1:
             kind = loader.loaders[0].dataset_type
             return Verdict(
-                sentence=(
-                    f"{loader.loaders[0].sampler_type} divides a {kind} whose order of samples differs between ranks"
-                ),
+                sentence=f"{loader.loaders[0].sampler_type} divides a {kind} whose order of samples differs between "
+                "ranks",
                 locations=_places(record, loader),
                 ranks=loader.ranks,
                 because=(
@@ -195,7 +191,7 @@ def judge_splits(record: RunRecord) -> Iterator[Verdict]:
     ranks = record.rank_numbers()
     if len(ranks) < 2:
         return
-    splits = [list(_wholes([part for part in record.parts if part.rank == rank])) for rank in ranks]
+    splits = [list(_wholes(record, rank)) for rank in ranks]
     for split in zip(*splits, strict=False):
         if len({tuple((part.site, part.count, part.base_type, part.base_length) for part in own) for own in split}) > 1:
             return
@@ -206,17 +202,14 @@ def judge_splits(record: RunRecord) -> Iterator[Verdict]:
 
 def split_parts(record: RunRecord) -> frozenset[tuple[int, int]]:
     """Rank and ordinal of each part that belongs to a split of a whole data set."""
-    found = set()
-    for rank in record.rank_numbers():
-        for own in _wholes([part for part in record.parts if part.rank == rank]):
-            found |= {(rank, part.part) for part in own}
-    return frozenset(found)
+    splits = (own for rank in record.rank_numbers() for own in _wholes(record, rank))
+    return frozenset((part.rank, part.part) for own in splits for part in own)
 
 
-def _wholes(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
+def _wholes(record: RunRecord, rank: int) -> Iterator[tuple[Part, ...]]:
     """Runs of parts, made one after the other, that have each index of their data set once by number and sum."""
     run: list[Part] = []
-    for part in sorted(parts, key=lambda entry: entry.part):
+    for part in sorted((part for part in record.parts if part.rank == rank), key=lambda entry: entry.part):
         if run and (part.base_type, part.base_length) != (run[0].base_type, run[0].base_length):
             run = []
         run.append(part)
@@ -272,11 +265,8 @@ def _data(record: RunRecord, split: Sequence[tuple[Part, ...]]) -> Comparison:
     for position in range(len(split[0])):
         loaders: list[Loader] = []
         for own, known in zip(split, numbers, strict=True):
-            loaders += [
-                loader
-                for loader in record.loaders
-                if loader.rank == own[0].rank and loader.part in known and known[loader.part] == position
-            ][:1]
+            over = (one for one in record.loaders if one.rank == own[0].rank and known.get(one.part) == position)
+            loaders += list(over)[:1]
         comparison = compare_samples(loaders) if len(loaders) == len(split) else "unknown"
         if comparison in ("same", "different"):
             return comparison
@@ -305,22 +295,26 @@ def judge_randomness(record: RunRecord) -> Iterator[Verdict]:
             if len(states) != len(ranks) or not all(state.drawn_from for state in states):
                 continue
             if len({state.digest for state in states}) == 1:
-                shared.setdefault(_draw(states[0]) or loader.location, {})[library] = None
+                first = states[0]
+                draw = loader.location
+                if first.file:
+                    draw = Location(file=first.file, line=first.line, end_line=first.end_line)
+                shared.setdefault(draw, {})[library] = None
             elif len({state.digest for state in states}) == len(states):
                 yield Verdict(
                     wrong=False,
                     sentence=f"{_GENERATORS[library]} generator differed between the ranks at the first training batch",
                     locations=_seed_lines(record, library),
                 )
-    for draw, libraries in shared.items():
+    for line, libraries in shared.items():
         names = " and ".join(_GENERATORS[library] for library in libraries)
         yield Verdict(
             sentence=f"{rank_list(ranks)} apply the same augmentation: {names} "
             f"generator{'s' if len(libraries) > 1 else ''}, which "
             "the samples draw from, had the same state on all of them at the first training batch",
-            locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), draw),
+            locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), line),
             ranks=ranks,
-            because=("fetching the batch drew from it here", draw),
+            because=("fetching the batch drew from it here", line),
         )
 
 
@@ -338,19 +332,11 @@ def _first_states(record: RunRecord, loader: LoaderOnRanks, library: Library) ->
     return []
 
 
-def _draw(state: RandomState) -> Location | None:
-    return Location(file=state.file, line=state.line, end_line=state.end_line) if state.file else None
-
-
 def _seed_lines(record: RunRecord, library: Library) -> tuple[Location, ...]:
     """Return the call chains of a library's seedings, the newest first and each from its innermost line."""
     newest_first = sorted(record.seedings, key=lambda entry: entry.time_ns, reverse=True)
-    places = (
-        location_of(frame)
-        for seeding in newest_first
-        if seeding.library == library
-        for frame in record.site(seeding.site).frames
-    )
+    sites = (record.site(seeding.site) for seeding in newest_first if seeding.library == library)
+    places = (location_of(frame) for site in sites for frame in site.frames)
     return tuple(dict.fromkeys(place for place in places if place is not None))
 
 
@@ -372,20 +358,18 @@ def judge_evaluations(record: RunRecord, remedies: Mapping[str, str]) -> Iterato
         if counted is not None:
             yield counted
             continue
-        if not all(_evaluates(record, entry) for entry in entries) or any(not entry.index_count for entry in entries):
-            continue
-        if min(entry.true_length or 0 for entry in entries) < 2:
+        whole = all(_evaluated_ns(record, entry) and entry.index_count for entry in entries)
+        if not whole or min(entry.true_length or 0 for entry in entries) < 2:
             continue
         verdict = _judge_evaluations(record, loader, entries, remedies)
         if verdict is not None and verdict.places:
             yield verdict
 
 
-def _evaluates(record: RunRecord, entry: Pass) -> bool:
-    return any(
-        forward.rank == entry.rank and forward.pass_loader == entry.loader and not forward.gradients
-        for forward in record.forwards
-    )
+def _evaluated_ns(record: RunRecord, entry: Pass) -> list[int]:
+    """Return when the rank of a pass ran forwards without gradients on batches of its loader."""
+    forwards = (one for one in record.forwards if (one.rank, one.pass_loader) == (entry.rank, entry.loader))
+    return [forward.time_ns for forward in forwards if not forward.gradients]
 
 
 def _judge_evaluations(
@@ -464,11 +448,7 @@ def _averages(record: RunRecord, entries: tuple[Pass, ...]) -> bool:
     """Return whether every rank averages something over the ranks right after it evaluated, before it trains on."""
     for entry in entries:
         track = record.track(entry.rank)
-        evaluated = [
-            forward.time_ns
-            for forward in record.forwards
-            if forward.rank == entry.rank and forward.pass_loader == entry.loader and not forward.gradients
-        ]
+        evaluated = _evaluated_ns(record, entry)
         if track is None or not evaluated:
             return False
         following = [

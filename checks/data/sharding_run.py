@@ -17,7 +17,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
     trains_on_own_data,
 )
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
-from ddpdoctor.finding import Severity
+from ddpdoctor.finding import Severity, grouped
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import Loader, Pass
 
@@ -133,18 +133,8 @@ def _overlap(place: tuple[Pass, ...], loader: LoaderOnRanks) -> _Overlap | None:
 
 
 def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
-    digests = [
-        [
-            forward.input_digest
-            for forward in record.forwards
-            if forward.rank == owner.rank
-            and forward.pass_loader == owner.loader
-            and forward.wrapped
-            and forward.training
-            and forward.gradients
-        ]
-        for owner in loader.loaders
-    ]
+    fed = grouped((one for one in record.forwards if one.trains), lambda one: (one.rank, one.pass_loader))
+    digests = [[one.input_digest for one in fed.get((own.rank, own.loader), ())] for own in loader.loaders]
     steps = [step for step in zip(*digests, strict=False) if all(step)]
     if (repeated := _repeated_by_workers(record, loader)) is not None:
         return repeated
@@ -209,14 +199,7 @@ def _repeated_by_workers(record: RunRecord, loader: LoaderOnRanks) -> Verdict | 
 def _judge_unloaded(record: RunRecord) -> Verdict | None:
     """Compare the inputs of training that draws from no loader; only equal ones say something."""
     ranks = record.rank_numbers()
-    fed = [
-        [
-            forward
-            for forward in record.forwards
-            if forward.rank == rank and forward.wrapped and forward.training and forward.gradients
-        ]
-        for rank in ranks
-    ]
+    fed = [[forward for forward in record.forwards if forward.rank == rank and forward.trains] for rank in ranks]
     if len(ranks) < 2 or any(forward.pass_loader != -1 for forwards in fed for forward in forwards):
         return None
     steps = [step for step in zip(*fed, strict=False) if all(forward.input_digest for forward in step)]
@@ -295,8 +278,7 @@ def _inputs(record: RunRecord, loader: LoaderOnRanks) -> Mapping[tuple[int, int]
     found: dict[tuple[int, int], dict[int, str]] = {}
     owners = {(owner.rank, owner.loader) for owner in loader.loaders}
     for forward in record.forwards:
-        trains = forward.wrapped and forward.training and forward.gradients and forward.input_digest
-        if trains and (forward.rank, forward.pass_loader) in owners:
+        if forward.trains and forward.input_digest and (forward.rank, forward.pass_loader) in owners:
             found.setdefault((forward.rank, forward.pass_ordinal), {})[forward.batch] = forward.input_digest
     return found
 

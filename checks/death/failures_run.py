@@ -26,16 +26,13 @@ _SAME_GPU = regex(r"Duplicate GPU detected", re.IGNORECASE)
 _NO_SPACE = regex(r"No space left on device|/dev/shm", re.IGNORECASE)
 _CLASSES = {
     "unhandledcudaerror": "unhandled CUDA error",
-    "unhandled cuda error": "unhandled CUDA error",
     "systemerror": "system error",
-    "unhandled system error": "system error",
+    "unhandledsystemerror": "system error",
     "internalerror": "internal error",
-    "internal error": "internal error",
     "invalidargument": "invalid argument",
     "invalidusage": "invalid usage",
-    "invalid usage": "invalid usage",
     "remoteerror": "remote error",
-    "remote process": "remote error",
+    "remoteprocess": "remote error",
 }
 _BEHIND: Mapping[str, tuple[str, str]] = {
     "unhandled CUDA error": (
@@ -63,27 +60,15 @@ _BEHIND: Mapping[str, tuple[str, str]] = {
 }
 
 
-def is_nccl_error(raised: RankException) -> bool:
-    """Return whether an exception is NCCL's own, be it only that a peer was gone."""
-    return _ERROR.search(raised.message) is not None
-
-
 def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
     """Yield the class of error that came first; an error for a lost peer only where nothing else went wrong."""
-    found = [
-        (raised.time_ns, rank, raised, kind)
-        for rank in record.ranks
-        for raised in rank.exceptions
-        if (kind := _kind(raised))
-    ]
-    own = [entry for entry in found if entry[3] != "remote error"]
-    explained = any(_explains(rank) for rank in record.ranks)
-    if not own and explained:
-        return
-    entries = sorted(own or found, key=lambda entry: (entry[0], entry[1].rank))
+    raised_by = [(rank, raised) for rank in record.ranks for raised in rank.exceptions]
+    found = [(rank, raised, kind) for rank, raised in raised_by if (kind := _kind(raised))]
+    own = [entry for entry in found if entry[2] != "remote error"]
+    entries = own or ([] if any(map(_explains, record.ranks)) else found)
     if not entries:
         return
-    _, first, raised, kind = entries[0]
+    first, raised, kind = min(entries, key=lambda entry: (entry[1].time_ns, entry[0].rank))
     cause, remedy = _BEHIND[kind]
     if _SAME_GPU.search(raised.message):
         cause = "two ranks use the same GPU"
@@ -91,7 +76,7 @@ def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
     elif _NO_SPACE.search(raised.message):
         cause = "shared memory (/dev/shm) is full"
         remedy = "Start the container with --ipc=host or a larger --shm-size."
-    ranks = tuple(sorted({rank.rank for _, rank, _, other in entries if other == kind}))
+    ranks = tuple(sorted({rank.rank for rank, _, other in entries if other == kind}))
     others = f"; then {rank_list(set(ranks) - {first.rank})}" if len(ranks) > 1 else ""
     place = location_of(raised.frames[0]) if raised.frames else None
     yield Verdict(
@@ -105,14 +90,14 @@ def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
 
 def _kind(raised: RankException) -> str:
     match = None if "out of memory" in raised.message else _ERROR.search(raised.message)
-    return "" if match is None else _CLASSES[(match[1] or match[2]).lower()]
+    return "" if match is None else _CLASSES[(match[1] or match[2]).lower().replace(" ", "")]
 
 
 def _explains(rank: Rank) -> bool:
     """Return whether a rank ended by something that leaves its peers with a lost connection."""
     if rank.end == "signalled":
         return not rank.main_finished
-    return any(not raised.communication and not is_nccl_error(raised) for raised in rank.exceptions)
+    return any(not raised.communication and not _ERROR.search(raised.message) for raised in rank.exceptions)
 
 
 # The exception that ended a job alike on all of its ranks.

@@ -18,21 +18,22 @@ from ddpdoctor.diagnosis.training.replicas import (
     NO_WRAP,
     SPOILS_GRADIENTS,
     ReplicaStep,
+    around_steps,
     averaged_by_hand,
+    common_and_unequal,
     contributions,
+    differ,
     exchanges,
-    gradients_around_steps,
     is_sharded,
     judged_wraps,
     kept_by_hand,
     may_be_averaged_later,
-    parameters_around_steps,
     unaveraged,
 )
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
 from ddpdoctor.finding import Location, Severity, grouped
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import OptimizerStep, PlateauStep
+from ddpdoctor.record.streams.training import Loader, PlateauStep
 
 IN_PLACE = "fully_shard"
 """What shards in place, and leaves what it is not given as it is; other wrappers flatten all."""
@@ -96,7 +97,8 @@ def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
         wrap, ranks = members[min(members)].wrap, tuple(members)
         if wrap not in wraps or wrap in unaveraged_wraps:
             continue
-        unequal = {step.ordinal: bool(step.unequal) for step in parameters_around_steps(record, wrap, ranks)}
+        steps = around_steps(record, record.parameter_digests, wrap, ranks)
+        unequal = {step.ordinal: bool(step.unequal) for step in steps}
         if unequal.get(1) is False and any(unequal.values()):
             return True
     return False
@@ -164,7 +166,9 @@ def diverged_replicas(record: RunRecord) -> Iterator[Verdict]:
         wrap, ranks = wraps[min(wraps)], tuple(wraps)
         if any(not loaded or wrap.wrap in loaded for loaded in lone):
             continue
-        first = next(filter(None, (_of_interest(record, s, wraps) for s in _moments(record, wrap.wrap, ranks))), None)
+        steps = around_steps(record, record.parameter_digests, wrap.wrap, ranks)
+        moments = sorted(steps, key=lambda step: (step.ordinal, step.optimizer))
+        first = next(filter(None, (_of_interest(record, moment, wraps) for moment in moments)), None)
         if first is not None and first.ordinal < explained.get(wrap.wrap, first.ordinal + 1):
             yield _described(record, first, wraps)
 
@@ -225,24 +229,22 @@ def plateaus_apart(record: RunRecord, sentence: str, remedy: str) -> Iterator[Ve
     """Yield the lines at which ranks give the same scheduler values that its threshold (1e-4 of them) tells apart."""
     values: dict[tuple[int, int], list[PlateauStep]] = {}
     turns = Counter[tuple[int, int]]()
-    for step in record.plateau_steps:
+    for step in sorted(record.plateau_steps, key=lambda step: step.rank):
         turns[step.rank, step.number] += 1
         values.setdefault((turns[step.rank, step.number], step.number), []).append(step)
     seen: set[Location | None] = set()
-    for (turn, _), unsorted in sorted(values.items()):
-        steps = sorted(unsorted, key=lambda step: step.rank)
+    for (turn, _), steps in sorted(values.items()):
         given = [step.value for step in steps]
         place = site_location(record.site(steps[0].site))
         if max(given) - min(given) <= PLATEAU_THRESHOLD * max(map(abs, given)) or place in seen:
             continue
         seen.add(place)
         shown = ", ".join(f"{step.value:.4g} on rank {step.rank}" for step in steps[:4])
-        ranks = tuple(step.rank for step in steps)
         yield Verdict(
             sentence=sentence,
             remedy=remedy,
             locations=place,
-            ranks=ranks,
+            ranks=tuple(step.rank for step in steps),
             severity=Severity.WARNING,
             because=(f"the scheduler was given {shown} in its step {turn}", place),
         )
@@ -258,9 +260,7 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
     """
     yield from shards_apart(record)
     ranks = record.rank_numbers()
-    sharding = [
-        loader for loader in record.loaders if loader.sampler_shards and _trains(record, loader.rank, loader.loader)
-    ]
+    sharding = _sharding(record)
     if len(ranks) < 2 or may_be_averaged_later(record):
         return
     divided = {loader.rank for loader in sharding} == set(ranks)
@@ -271,10 +271,10 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
     if (is_sharded(record) and not (in_place or ignored)) or (ignored and exchanges(record)):
         return  # What an optimizer holds are parts of parameters, which differ.
     only = ignored if is_sharded(record) and not in_place else None
-    parameters = [_narrowed(step, only) for step in parameters_around_steps(record, NO_WRAP, ranks)]
+    parameters = [_narrowed(step, only) for step in around_steps(record, record.parameter_digests, NO_WRAP, ranks)]
     begun = {step.optimizer: step for step in parameters if not step.ordinal}
     after = {(step.optimizer, step.ordinal): step for step in parameters}
-    moments = (_narrowed(step, only) for step in gradients_around_steps(record, NO_WRAP, ranks))
+    moments = (_narrowed(step, only) for step in around_steps(record, record.gradient_digests, NO_WRAP, ranks))
     for optimizer, steps in grouped(moments, lambda step: step.optimizer).items():
         first = steps[0]
         began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
@@ -298,8 +298,8 @@ def independent_models(record: RunRecord) -> Iterator[Verdict]:
             form, by = "ignored", "in a sharded module, and ignored there"
         kept = f"{unequal:,} {are} {by}: gradients stay on their rank"
         if form == "no-wrap":
-            kept = "the gradients of this backward stay on their rank: the model is not wrapped in "
-            kept += "DistributedDataParallel"
+            why = "the model is not wrapped in DistributedDataParallel"
+            kept = f"the gradients of this backward stay on their rank: {why}"
         yield Verdict(
             sentence=f"{kept}, and {rank_list(ranks)} train different models",
             remedy=_REMEDIES[form],
@@ -358,12 +358,10 @@ def _takes_the_place_of_a_wrap(record: RunRecord, step: ReplicaStep) -> bool:
     return (step.compared, step.steps[rank].elements) in sizes
 
 
-def _trains(record: RunRecord, rank: int, loader: int) -> bool:
-    return any(entry.rank == rank and entry.loader == loader and entry.backwards for entry in record.passes)
-
-
-def _moments(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
-    yield from sorted(parameters_around_steps(record, wrap, ranks), key=lambda step: (step.ordinal, step.optimizer))
+def _sharding(record: RunRecord) -> list[Loader]:
+    """Return the loaders that give each rank its own part of the data, and that are trained on."""
+    trained = {(entry.rank, entry.loader) for entry in record.passes if entry.backwards}
+    return [one for one in record.loaders if one.sampler_shards and (one.rank, one.loader) in trained]
 
 
 def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> ReplicaStep | None:
@@ -407,11 +405,7 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
         # Each rank may be meant to have one of its own, as a memory of its samples.
         severity=Severity.WARNING if cause == "own-state" else None,
         because=(
-            (
-                f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {', '.join(names)}",
-                None,
-                {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
-            ),
+            differ(len(moment.unequal), moment.compared, names, step=moment.ordinal),
             *(((reason, stepped if cause == "own-step" else None),) if reason else ()),
             *(_writes(record, moment.wrap, moment.unequal) if cause == "own-state" else ()),
             ("the model is wrapped here", place),
@@ -437,6 +431,8 @@ def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
             reason = f"the learning rates differ ({'; '.join(f'rank {rank}: {rates[rank]}' for rank in ranks)})"
         when = f"after step {moment.ordinal} of the optimizer" if moment.ordinal else "before the first optimizer step"
         shown = ", ".join(folded(known.get(name, name).partition(" of ")[0] for name in moment.unequal))
+        told = f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {shown}"
+        numbers = {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal}
         place = stepped if moment.ordinal else site_location(chain)
         yield Verdict(
             sentence=f"the ranks average the gradients of parameters that differ between {rank_list(ranks)} {when}, "
@@ -445,11 +441,7 @@ def hand_kept_replicas(record: RunRecord) -> Iterator[Verdict]:
             locations=place or stepped,
             ranks=ranks,
             because=(
-                (
-                    f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {shown}",
-                    None if moment.ordinal else Via(place, chain.frames),
-                    {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
-                ),
+                (told, None if moment.ordinal else Via(place, chain.frames), numbers),
                 *(((reason, None),) if reason else ()),
                 *(() if moment.ordinal else _seeded_apart(record, own[0].time_ns if own else math.inf)),
                 ("this step uses gradients that are the same on all ranks: the script averages them", stepped),
@@ -465,13 +457,11 @@ def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
             digests = {rank: dict(held[rank].replicas).get(group, {}) for rank in group if rank in held}
             if len(digests) < len(group):
                 continue
-            first = digests[group[0]]
-            compared = [name for name in first if all(name in one for one in digests.values())]
-            unequal = [name for name in compared if len({one[name] for one in digests.values()}) > 1]
-            module = held[group[0]]
-            place = site_location(record.site(module.site))
+            compared, unequal = common_and_unequal(digests)
             if not unequal:
                 continue
+            module = held[group[0]]
+            place = site_location(record.site(module.site))
             seeded = tuple(_seeded_apart(record, module.time_ns))
             yield Verdict(
                 sentence=f"{rank_list(group)} hold replicas of the same shards of {module.module_class} and begin with "
@@ -480,11 +470,7 @@ def sharded_replicas(record: RunRecord) -> Iterator[Verdict]:
                 locations=seeded[-1][1] if seeded else place,
                 ranks=group,
                 because=(
-                    (
-                        f"{len(unequal):,} of {len(compared):,} shards differ: {', '.join(folded(unequal))}",
-                        None,
-                        {"parameters": len(unequal), "compared": len(compared)},
-                    ),
+                    differ(len(unequal), len(compared), folded(unequal), "shards"),
                     *seeded,
                     ("the first forward of the sharded module", place),
                 ),
@@ -508,7 +494,7 @@ def shards_apart(record: RunRecord) -> Iterator[Verdict]:
     divergence = find_divergence(record)
     if exchanges(record) or may_be_averaged_later(record) or (divergence and divergence.form in SPOILS_GRADIENTS):
         return
-    fed = {one.rank for one in record.loaders if one.sampler_shards and _trains(record, one.rank, one.loader)}
+    fed = {one.rank for one in _sharding(record)}
     told = set[int]()
     for place, number in sorted({(part.place, part.module) for part in record.sharded_parts}):
         held = {one.rank: one for one in record.sharded_modules if one.module == number}
@@ -523,8 +509,8 @@ def shards_apart(record: RunRecord) -> Iterator[Verdict]:
             and (part.why != "group" or fed.issuperset(ranks))
         ]
         names = {name for part in alike for name in part.digests}
-        steps = [_narrowed(step, names) for step in gradients_around_steps(record, number, ranks)]
-        after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, number, ranks)}
+        steps = [_narrowed(step, names) for step in around_steps(record, record.gradient_digests, number, ranks)]
+        after = {(s.optimizer, s.ordinal): s for s in around_steps(record, record.parameter_digests, number, ranks)}
         parted = all(s.unequal and (a := after.get((s.optimizer, s.ordinal))) and a.unequal for s in steps)
         if number in told or not steps or not parted or len({held[rank].inputs for rank in ranks if rank in held}) < 2:
             continue
@@ -568,11 +554,6 @@ def _seeded_apart(record: RunRecord, before_ns: float) -> Iterator[tuple[str, Lo
         yield f"torch is seeded with {shown} here", site_location(record.site(site))
 
 
-def _is_within_forward(record: RunRecord, step: OptimizerStep) -> bool:
-    """Return whether a module steps an optimizer in its own forward, before DDP averages anything of that step."""
-    return any(frame.function.rpartition(".")[2] == "forward" for frame in record.site(step.site).frames)
-
-
 def _cause(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> str:
     """Return why the parameters of a wrap differ: the key of its remedy."""
     if not moment.ordinal:
@@ -580,11 +561,13 @@ def _cause(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) ->
     wrap = wraps[min(wraps)]
     if not any(tensor.requires_grad for tensor in wrap.parameters if tensor.name in moment.unequal):
         return "own-state"
-    if any(_is_within_forward(record, step) for step in moment.steps.values()):
-        return "own-step"
-    for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
-        if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
-            return "gradients"
+    frames = (frame for step in moment.steps.values() for frame in record.site(step.site).frames)
+    if any(frame.function.rpartition(".")[2] == "forward" for frame in frames):
+        return "own-step"  # A module steps an optimizer in its own forward, before DDP averages anything of that step.
+    steps = around_steps(record, record.gradient_digests, moment.wrap, tuple(wraps))
+    at = moment.optimizer, moment.ordinal
+    if any((step.optimizer, step.ordinal) == at and step.unequal for step in steps):
+        return "gradients"
     if len({step.learning_rates for step in moment.steps.values()}) > 1:
         return "learning-rates"
     return "written" if _writers(record, moment) else "unknown"

@@ -5,12 +5,14 @@ Most of it is judged on the first rank that holds a wrap: what ranks do differen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 import msgspec
 
 from ddpdoctor.check import NotStated, Verdict, Via
+from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
@@ -89,11 +91,7 @@ def _judged(
     places = tuple(site_location(record.site(site)) for site in sites)
     if not several:
         yield Verdict(wrong=False, sentence=f"each of {steps} steps followed one reduction", locations=places)
-    elif (
-        2 * len(several) > steps
-        and len(several) > 1
-        and not any(late.wrap == wrap.wrap for _, _, late in late_no_syncs(record))
-    ):
+    elif len(several) > max(1, steps / 2) and all(late.wrap != wrap.wrap for _, _, late in late_no_syncs(record)):
         per_step = median_low(several)
         wasted_bytes = (per_step - 1) * gradient_bytes(wrap)
         numbers = {"reductions_per_step": per_step, "wasted_bytes_per_step": wasted_bytes, "steps": steps}
@@ -108,14 +106,10 @@ def _judged(
 def late_no_syncs(record: RunRecord) -> Iterator[tuple[Location | None, int, Wrap]]:
     """Yield each line with backwards under a ``no_sync`` that comes too late: how many, of which wrap."""
     for wraps in replicated_wraps(record):
-        rank = min(wraps)
-        wrap = wraps[rank]
-        by_line: dict[Location | None, int] = {}
-        for backward in record.backwards:
-            if backward.rank == rank and wrap.wrap in backward.inside_no_sync and wrap.wrap in backward.synchronised:
-                place = site_location(record.site(backward.site))
-                by_line[place] = by_line.get(place, 0) + 1
-        for place, number in by_line.items():
+        wrap = wraps[min(wraps)]
+        own = (one for one in record.backwards if one.rank == wrap.rank)
+        late = (one for one in own if wrap.wrap in one.inside_no_sync and wrap.wrap in one.synchronised)
+        for place, number in Counter(site_location(record.site(one.site)) for one in late).items():
             yield place, number, wrap
 
 
@@ -135,9 +129,7 @@ def tails(record: RunRecord) -> Iterator[Verdict]:
 
 def gradient_bytes(wrap: Wrap) -> int:
     """Bytes of the gradients that a wrap reduces."""
-    return sum(
-        tensor.size_bytes for tensor in wrap.parameters if tensor.requires_grad and tensor.name not in wrap.ignored
-    )
+    return sum(tensor.size_bytes for tensor in wrap.reduced)
 
 
 def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Verdict | None:
@@ -230,11 +222,9 @@ def large_states(record: RunRecord) -> Iterator[ModelState]:
 
 def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
     for gpu in record.gpus:
-        if not record.optimizer_sizes or not gpu.memory_total_bytes:
-            continue
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
-        wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
-        if sizes:
+        if sizes and gpu.memory_total_bytes:
+            wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
             kept = sum(size.state_bytes for size in sizes)
             yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps, kept)
 
@@ -268,6 +258,8 @@ def _state(
     held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters) if all_held else 0
     buffers = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers) if all_held else 0
     optimizers = dict.fromkeys(size.type for size in sizes if size.state_bytes)
+    apart = (wrap for wrap in wraps if wrap.options.get("gradient_as_bucket_view") is False)
+    copied = (tensor for wrap in apart for tensor in wrap.parameters)
     return ModelState(
         memory_bytes=memory_bytes,
         stated=stated,
@@ -276,7 +268,7 @@ def _state(
             "weights": max(sum(size.parameter_bytes for size in sizes), held),
             "buffers": buffers,
             "gradients": sum(size.gradient_bytes for size in sizes),
-            "DDP's buckets": sum(map(_bucket_bytes, wraps)),
+            "DDP's buckets": sum(tensor.size_bytes for tensor in copied if tensor.requires_grad),
             f"the state of {' and '.join(optimizers)}": kept_bytes,
         },
         shared=any(size.shares_state for size in sizes),
@@ -299,12 +291,6 @@ def _share_of_job(record: RunRecord, sizes: Sequence[OptimizerSize]) -> int:
         return kept
     ranks = record.job.ranks_of_job or record.job.machine.ranks_per_node
     return kept * min(record.job.world_size, ranks) // ranks if ranks else 0
-
-
-def _bucket_bytes(wrap: Wrap) -> int:
-    if wrap.options.get("gradient_as_bucket_view") is not False:
-        return 0
-    return sum(parameter.size_bytes for parameter in wrap.parameters if parameter.requires_grad)
 
 
 # What the options of a wrap, the layers in it and the batches that it is fed say about it.
@@ -355,10 +341,7 @@ def searches(record: RunRecord) -> Iterator[Verdict]:
             continue
         parameters = sum(tensor.requires_grad for tensor in wrap.parameters)
         steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
-        text = (
-            f"on each rank {backwards} {steps} were seen, and each of the {parameters:,} parameters got its gradient "
-            "in all of them"
-        )
+        text = f"on each rank {backwards} {steps} were seen, and each of the {parameters:,} parameters got its gradient"
         yield Verdict(
             sentence=f"DDP searches for unused parameters in every step, and in {backwards} {steps} every parameter of "
             f"{model} got a gradient on every rank",
@@ -367,7 +350,7 @@ def searches(record: RunRecord) -> Iterator[Verdict]:
             remedy=_SEARCHES_REMEDY if wrap.by_user else _OF_FRAMEWORK,
             severity=None if wrap.by_user else Severity.ADVICE,
             locations=place,
-            because=(text, None, {"backwards": backwards, "parameters": parameters}),
+            because=(f"{text} in all of them", None, {"backwards": backwards, "parameters": parameters}),
         )
 
 
@@ -380,11 +363,8 @@ def fed_batch_norms(record: RunRecord) -> Iterator[tuple[Location | None, Locati
     loaders = {(loader.rank, loader.loader): loader for loader in record.loaders}
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
-        firsts = {
-            entry.rank: entry
-            for entry in record.forwards
-            if entry.wrap == number and entry.rank in wraps and entry.batch_norms is not None
-        }
+        own = (entry for entry in record.forwards if entry.wrap == number and entry.rank in wraps)
+        firsts = {entry.rank: entry for entry in own if entry.batch_norms is not None}
         feeding = [loaders.get((rank, first.pass_loader)) for rank, first in sorted(firsts.items())]
         sizes = [loader.batch_size for loader in feeding if loader is not None and loader.batch_size is not None]
         if len(sizes) == len(wraps) and feeding[0] is not None:
@@ -444,7 +424,7 @@ def ready_twice(record: RunRecord) -> Iterator[Verdict]:
     wraps = [wrap for wrap in record.wraps if wrap.rank == rank]
     name = _parameter(raised.message, wraps)
     wrap = max(wraps, key=lambda wrap: wrap.wrap, default=None)
-    wrapped = None if wrap is None else location_of(record.site(wrap.site).innermost)
+    wrapped = None if wrap is None else site_location(record.site(wrap.site))
     place = location_of(raised.frames[0]) if raised.frames else None
     reentrant = "torch/utils/checkpoint.py" in raised.traceback.replace("\\", "/")
     why = ": reentrant checkpoints share it" if reentrant else ", and DDP reduces it once"
@@ -480,12 +460,8 @@ def wrapper_attributes(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _ranks_with(record: RunRecord, trouble: Trouble) -> list[tuple[int, RankException]]:
-    found = []
-    for rank in sorted(record.ranks, key=lambda entry: entry.rank):
-        first = min(rank.exceptions, key=lambda entry: entry.time_ns, default=None) if rank.end == "raised" else None
-        if first is not None and trouble_of(first) == trouble:
-            found.append((rank.rank, first))
-    return found
+    raised = [(rank.rank, root_exception(rank)) for rank in sorted(record.ranks, key=lambda entry: entry.rank)]
+    return [(rank, first) for rank, first in raised if first is not None and trouble_of(first) == trouble]
 
 
 def _parameter(message: str, wraps: list[Wrap]) -> str:
@@ -495,8 +471,8 @@ def _parameter(message: str, wraps: list[Wrap]) -> str:
     index = _INDEX.search(message)
     if index is None or len(wraps) != 1:
         return ""
-    listed = [t.name for t in wraps[0].parameters if t.requires_grad and t.name not in wraps[0].ignored]
-    return listed[int(index[1])] if int(index[1]) < len(listed) else ""
+    listed = wraps[0].reduced
+    return listed[int(index[1])].name if int(index[1]) < len(listed) else ""
 
 
 # Wrapped modules that are no longer what DDP took note of.
@@ -507,10 +483,8 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Verdict]:
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
         frozen = frozen_names(record, first.rank, first.wrap)
-        missing: set[str] = set()
-        for entry in record.missing_gradients:
-            if (entry.rank, entry.wrap) == (first.rank, first.wrap):
-                missing.update(entry.parameters)
+        entries = (one for one in record.missing_gradients if (one.rank, one.wrap) == (first.rank, first.wrap))
+        missing = {name for entry in entries for name in entry.parameters}
         served = first.options.get("find_unused_parameters") or first.options.get("static_graph")
         if not served and (names := sorted(frozen & missing)):
             yield Verdict(
@@ -538,10 +512,8 @@ def late_batch_norms(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _forward_place(record: RunRecord, wrap: Wrap, field: str) -> Location | None:
-    for change in record.wrap_changes:
-        if (change.rank, change.wrap) == (wrap.rank, wrap.wrap) and getattr(change, field):
-            return site_location(record.site(change.site))
-    return None
+    changes = (change for change in record.wrap_changes if (change.rank, change.wrap) == (wrap.rank, wrap.wrap))
+    return next((site_location(record.site(change.site)) for change in changes if getattr(change, field)), None)
 
 
 # Parameters that are trained by name only: they have gradients, and no optimizer holds them.

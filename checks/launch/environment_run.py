@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ddpdoctor.check import NotStated, Verdict
@@ -38,28 +38,21 @@ def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
     )
     for name, effect in _effects(record, values, backends):
         place = places.get(name)
-        if place is not None:
-            how = "the script sets it here"
-        elif name not in places:
+        how = "the script sets it here"
+        if name not in places:
             how = "it was set before the job was started"
-        else:
-            how = (
-                "it was set between the start of the job and that of this rank: by the launcher, or by a process of "
-                "the script"
-            )
+        elif place is None:
+            by = "by the launcher, or by a process of the script"
+            how = f"it was set between the start of the job and that of this rank: {by}"
+        # A variable may be one that only other machines of the job have.
+        elsewhere = (node.environment[name] for node in record.nodes if name in node.environment)
+        what = f"{name} from the environment of the job" if place is None else "the line that sets it"
         yield Verdict(
-            sentence=f"{name}={values.get(name) or _elsewhere(record, name)}: {effect}",
-            remedy=f"Remove {name} from the environment of the job."
-            if place is None
-            else "Remove the line that sets it.",
+            sentence=f"{name}={values.get(name) or next(elsewhere, '')}: {effect}",
+            remedy=f"Remove {what}.",
             locations=place,
             because=(how, place),
         )
-
-
-def _elsewhere(record: RunRecord, name: str) -> str:
-    """Return the value of a variable that only other machines of the job have."""
-    return next((node.environment[name] for node in record.nodes if name in node.environment), "")
 
 
 def _machines(record: RunRecord, name: str, value: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -257,16 +250,13 @@ def _too_many(record: RunRecord) -> Iterator[Verdict]:
     for waits, place, ranks in _by_line(record, more, lambda one: one.ranks_asked):
         asked = waits[0].ranks_asked
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
+        waits_for = "init_process_group would wait for them until its timeout; here it was created for those present"
         yield Verdict(
-            sentence=(
-                f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
-            ),
+            sentence=f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never "
+            "arrive",
             locations=place,
             ranks=ranks,
-            because=(
-                "init_process_group would wait for them until its timeout; here it was created for those present",
-                place,
-            ),
+            because=(waits_for, place),
             remedy="Omit world_size, or take it from the launcher's environment.",
         )
 
@@ -300,10 +290,8 @@ def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
             locations=place,
             ranks=ranks,
             because=(f"the initialisation failed: {message[:160]}", place),
-            remedy=(
-                "Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
-                "port that the system assigns."
-            ),
+            remedy="Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
+            "port that the system assigns.",
         )
 
 
@@ -367,7 +355,9 @@ def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
 
     Refuted where each has its own. Processes that see one GPU each are left out: there GPU 0 is another in each.
     """
-    if _sees_one_gpu(record):
+    name = "CUDA_VISIBLE_DEVICES"
+    told = [setting.value for setting in record.settings if setting.name == name and not setting.removed]
+    if any("," not in value for value in (*told, record.job.environment.get(name, ","))):
         return
     uses = grouped((use for use in record.device_uses if not use.forked), lambda use: use.rank)
     for node in grouped(record.ranks, lambda rank: rank.node).values():
@@ -388,7 +378,11 @@ def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
                 ),
             )
         elif len({use.index for use in first}) == len(first):
-            yield from _apart(record, [use for found in own for use in found])
+            current = (use.site for found in own for use in found if use.how == "current")
+            for place in dict.fromkeys(site_location(record.site(site)) for site in current):
+                yield Verdict(
+                    wrong=False, sentence="each rank of the node had its own current GPU here", locations=place
+                )
 
 
 def barriers_before_choice(record: RunRecord) -> Iterator[Verdict]:
@@ -406,37 +400,20 @@ def barriers_before_choice(record: RunRecord) -> Iterator[Verdict]:
         )
 
 
-def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[Verdict]:
-    for place in dict.fromkeys(site_location(record.site(use.site)) for use in uses if use.how == "current"):
-        yield Verdict(wrong=False, sentence="each rank of the node had its own current GPU here", locations=place)
-
-
-def _sees_one_gpu(record: RunRecord) -> bool:
-    name = "CUDA_VISIBLE_DEVICES"
-    told = [setting.value for setting in record.settings if setting.name == name and not setting.removed]
-    outside = record.job.environment.get(name)
-    return any(value.count(",") == 0 for value in (*told, *(() if outside is None else (outside,))))
-
-
 # Forked processes that use what does not survive a fork.
 
 
 def broken_forks(record: RunRecord) -> Iterator[Verdict]:
     """Yield what forked processes did, or died of, once for each line."""
-    for failure in named_failures(record, "cuda-after-fork"):
-        yield Verdict(
-            sentence=f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
-            locations=failure.location,
-            ranks=failure.ranks,
-            because=(failure.message, failure.location),
-        )
+    used = [(failure.message, failure.location, failure.ranks) for failure in named_failures(record, "cuda-after-fork")]
     forked = sorted((use for use in record.device_uses if use.forked), key=lambda use: use.site)
-    for _, place, ranks in _by_line(record, forked):
+    did = "the forked process put a tensor on a GPU here, as had its parent before the fork"
+    for how, place, ranks in (*used, *((did, place, ranks) for _, place, ranks in _by_line(record, forked))):
         yield Verdict(
             sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
             locations=place,
             ranks=ranks,
-            because=("the forked process put a tensor on a GPU here, as had its parent before the fork", place),
+            because=(how, place),
         )
     for uses, place, ranks in _by_line(record, sorted(record.forked_uses, key=lambda use: use.site)):
         yield Verdict(

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from ddpdoctor.check import Reason, Verdict, Via
-from ddpdoctor.diagnosis.performance.gpus import GpuUse, gpu_uses
+from ddpdoctor.diagnosis.performance.gpus import gpu_uses
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, standing, typical
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
@@ -80,9 +80,8 @@ def _remedy(loader: Loader | None, *, is_of_first: bool) -> str:
     if is_of_first and loader.persistent:
         return "Its workers are kept already: let the data set open what it needs before the first sample is asked."
     if is_of_first:
-        return (
-            "Give the loader persistent_workers=True: its workers start anew for every epoch, and keep up after that."
-        )
+        again = "its workers start anew for every epoch, and keep up after that"
+        return f"Give the loader persistent_workers=True: {again}."
     kept = "" if loader.persistent else ", or keep the workers between epochs with persistent_workers=True"
     return (
         f"The {loader.workers} workers of each rank do not keep up: give it more, make the samples cheaper (smaller "
@@ -419,9 +418,8 @@ def throttled_gpus(record: RunRecord) -> Iterator[Verdict]:
     clocks = [_clock(looks) for _, looks in at_work]
     causes: dict[tuple[str, bool], list[tuple[Gpu, str]]] = {}
     for position, (gpu, looks) in enumerate(at_work):
-        peers = [
-            clock for other, clock in enumerate(clocks) if other != position and at_work[other][0].name == gpu.name
-        ]
+        others = (at for at, (other, _) in enumerate(at_work) if at != position and other.name == gpu.name)
+        peers = [clocks[at] for at in others]
         slow = _slow(gpu, looks, clocks[position], median(peers) if peers else None, lowest)
         if slow is not None:
             cause, harmful, figures = slow
@@ -493,11 +491,8 @@ def _cause(reason: str) -> str:
 
 
 def _is_lowered(gpu: Gpu) -> bool:
-    return (
-        gpu.power_limit_w is not None
-        and gpu.default_power_limit_w is not None
-        and gpu.power_limit_w < LOWERED_LIMIT * gpu.default_power_limit_w
-    )
+    limit_w, default_w = gpu.power_limit_w, gpu.default_power_limit_w
+    return limit_w is not None and default_w is not None and limit_w < LOWERED_LIMIT * default_w
 
 
 def _at_work(gpu: Gpu) -> list[GpuSample]:
@@ -530,12 +525,13 @@ def idle_gpus(record: RunRecord) -> Iterator[Verdict]:
     Data wait (input-bound) and exposed communication have findings of their own and are no reason here.
     """
     lowest = threshold(record, "idle-gpu")
+    least = UNEXPLAINED_SHARE * (1 - lowest)
     idle = [
         use
         for use in gpu_uses(record)
         if use.samples >= FEWEST_LOOKS
         and use.computing_percent < 100 * lowest
-        and _unexplained_share(use) >= UNEXPLAINED_SHARE * (1 - lowest)
+        and 1 - use.computing_percent / 100 - use.data_wait_share - use.exposed_share >= least
     ]
     if not idle:
         return
@@ -561,8 +557,3 @@ def idle_gpus(record: RunRecord) -> Iterator[Verdict]:
         ranks=tuple(ranks),
         because=tuple((text, None) for text in facts),
     )
-
-
-def _unexplained_share(use: GpuUse) -> float:
-    """Share of the training in which a GPU computes nothing although its data and its gradients are there."""
-    return 1 - use.computing_percent / 100 - use.data_wait_share - use.exposed_share

@@ -178,7 +178,7 @@ def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], s
     numbers = [int(name[1:]) for name in one.unused if name[1:].isdecimal()]
     for run in runs:
         for wrap in run.wraps:
-            names = [info.name for info in wrap.parameters if info.requires_grad and info.name not in wrap.ignored]
+            names = [info.name for info in wrap.reduced]
             if numbers and max(numbers) < len(names):
                 found = tuple(names[number] for number in numbers)
                 return found, "the names of parameters are those of the recorded run"

@@ -122,13 +122,8 @@ def bounds_of_steps(first: RunRecord, other: RunRecord) -> Iterator[Bound]:
 def _samples(track: StepTrack) -> dict[int, tuple[int, int]]:
     """By step when the rank's last gradient was ready, and when the last bucket was reduced; of its newest ones."""
     start = max(0, len(track) - STEPS_LOOKED_AT)
-    rows = zip(
-        track.step[start:],
-        track.ready_at_ns[start:],
-        track.reduced_at_ns[start:],
-        track.device_forward_ns[start:],
-        strict=True,
-    )
+    columns = (track.step, track.ready_at_ns, track.reduced_at_ns, track.device_forward_ns)
+    rows = zip(*(column[start:] for column in columns), strict=True)
     return {
         step: (ready_ns, reduced_ns)
         for step, ready_ns, reduced_ns, device_ns in rows

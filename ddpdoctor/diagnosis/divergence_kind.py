@@ -109,7 +109,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         return "mismatch"
     if divergence.form == "aborted":
         return "mismatch" if divergence.difference else "rank-branch"
-    if len(_chains(divergence)) < 2:
+    called = [turn.frames for turn in divergence.turns if turn.action in ("collective", "store") and turn.frames]
+    if len({tuple((frame.file, frame.line) for frame in frames) for frames in called}) < 2:
         return "hang" if divergence.form == "standstill" else "mismatch"
     # Dumps hold no forwards: that each rank decides by its own data looks like a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
@@ -196,14 +197,12 @@ def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[NextCall, ...
     named, as it is by far the more frequent. One of a sharded model counts without gradients only: with them it is
     training, which the others have left.
     """
-    ran = forward_ranks(record)
+    ran, ranks = forward_ranks(record), {turn.rank for turn in divergence.turns}
     found = []
     for turn in divergence.turns:
-        line = turn.line
-        if _origin(turn) in ("ddp-forward", "fsdp-eval") and line is not None:
-            alone = ran.get((line.file, line.line), frozenset())
-            others = {other.rank for other in divergence.turns} - alone
-            if turn.rank in alone and others:
+        if _origin(turn) in ("ddp-forward", "fsdp-eval") and turn.line is not None:
+            alone = ran.get((turn.line.file, turn.line.line), frozenset())
+            if turn.rank in alone and ranks - alone:
                 found.append(turn)
     return tuple(found)
 
@@ -214,22 +213,10 @@ def _did_before_what_they_do_apart(divergence: Divergence, record: RunRecord) ->
     Then no rank test parts them: each decides by something of its own that changes from step to step.
     """
     turns = [turn for turn in divergence.turns if turn.row is not None and turn.line is not None]
-    lines = {turn.line for turn in turns}
-    if len(lines) < 2:
-        return False
-    for turn in turns:
-        track = record.track(turn.rank)
-        if track is None or turn.row is None:
-            return False
-        before = {record.site(site).innermost for site in set(track.site[: turn.row])}
-        if not lines <= before:
-            return False
-    return True
-
-
-def _chains(divergence: Divergence) -> set[tuple[tuple[str, int], ...]]:
-    entries = [turn for turn in divergence.turns if turn.action in ("collective", "store")]
-    return {tuple((frame.file, frame.line) for frame in turn.frames) for turn in entries if turn.frames}
+    lines, tracks = {turn.line for turn in turns}, [record.track(turn.rank) for turn in turns]
+    before = [set(track.site[: turn.row]) for turn, track in zip(turns, tracks, strict=True) if track is not None]
+    ran = all(lines <= {record.site(site).innermost for site in sites} for sites in before)
+    return len(lines) > 1 and len(before) == len(turns) and ran
 
 
 def _origin(turn: NextCall) -> str:

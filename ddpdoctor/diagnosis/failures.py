@@ -92,27 +92,47 @@ def xid(number: int) -> Xid:
 
 LONG_NS = 60_000_000_000
 """The ranks of a job start within seconds of each other; on a busy cluster within a minute."""
-_IN_USE = re.compile(r"EADDRINUSE|address already in use|server socket has failed to (listen|bind)", re.IGNORECASE)
-_UNREACHABLE = re.compile(
-    r"client socket has (failed|timed out)|failed to connect to|RendezvousConnectionError|connection to the C10d store"
-    r"|No route to host|Name or service not known|gai error",
-    re.IGNORECASE,
+_NOT_MET = (
+    (
+        r"EADDRINUSE|address already in use|server socket has failed to (listen|bind)",
+        "the rendezvous port is in use: the rendezvous failed",
+        "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end leftover "
+        "processes of an earlier job.",
+    ),
+    (
+        r"connectFullMesh failed|timed out connecting",
+        "a rank reached the rendezvous store, but cannot connect to one of the other ranks",
+        "Check whether that rank was still alive; if so, check that its address is reachable from all nodes: "
+        "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
+    ),
+    (
+        r"waiting for clients|clients joined|RendezvousTimeoutError|Timed out initializing",
+        "not all ranks reached the rendezvous in time{joined}",
+        "Check that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number "
+        "of ranks started.",
+    ),
+    (
+        r"client socket has (failed|timed out)|failed to connect to|RendezvousConnectionError"
+        r"|connection to the C10d store|No route to host|Name or service not known|gai error",
+        "a rank cannot reach the rendezvous store",
+        "Check that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) give an address at which the other nodes "
+        "reach the first, and that no firewall blocks it.",
+    ),
 )
-_UNCONNECTED = re.compile(r"connectFullMesh failed|timed out connecting", re.IGNORECASE)
-_MISSING = re.compile(
-    r"waiting for clients|clients joined|RendezvousTimeoutError|Timed out initializing", re.IGNORECASE
-)
+"""What a message says, what that means, and what to do."""
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 
 
 def failed_rendezvous(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first failure to meet: an address in use, a store out of reach, or ranks that never came."""
     for text, ranks, location in _failures(record):
-        found = _named_failure(text)
-        if found is not None:
-            because = ((text[:240], location),)
-            yield Verdict(sentence=found[0], remedy=found[1], because=because, ranks=ranks, locations=location)
-            return
+        for pattern, sentence, remedy in _NOT_MET:
+            if re.search(pattern, text, re.IGNORECASE):
+                joined = _JOINED.search(text)
+                some = f": {joined[1]} of {count(int(joined[2]), 'rank')} arrived" if joined else ""
+                told, because = sentence.format(joined=some), (text[:240], location)
+                yield Verdict(sentence=told, remedy=remedy, because=because, ranks=ranks, locations=location)
+                return
     missing = _never_came(record)
     if missing is not None:
         yield missing
@@ -127,36 +147,6 @@ def _failures(record: RunRecord) -> Iterator[tuple[str, tuple[int, ...], Locatio
     for number, error in sorted((*early, *raised), key=lambda entry: entry[1].time_ns):
         place = location_of(error.frames[0]) if error.frames else None
         yield f"{error.type}: {headline(error)}", (number,) if number >= 0 else (), place
-
-
-def _named_failure(text: str) -> tuple[str, str] | None:
-    if _IN_USE.search(text):
-        return (
-            "the rendezvous port is in use: the rendezvous failed",
-            "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end leftover "
-            "processes of an earlier job.",
-        )
-    if _UNCONNECTED.search(text):
-        return (
-            "a rank reached the rendezvous store, but cannot connect to one of the other ranks",
-            "Check whether that rank was still alive; if so, check that its address is reachable from all nodes: "
-            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
-        )
-    if _MISSING.search(text):
-        joined = _JOINED.search(text)
-        some = f": {joined[1]} of {count(int(joined[2]), 'rank')} arrived" if joined else ""
-        return (
-            f"not all ranks reached the rendezvous in time{some}",
-            "Check that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number "
-            "of ranks started.",
-        )
-    if _UNREACHABLE.search(text):
-        return (
-            "a rank cannot reach the rendezvous store",
-            "Check that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) give an address at which the other nodes "
-            "reach the first, and that no firewall blocks it.",
-        )
-    return None
 
 
 def _never_came(record: RunRecord) -> Verdict | None:
@@ -227,15 +217,14 @@ def trouble_of(raised: RankException) -> Trouble | None:
 def named_failures(record: RunRecord, trouble: Trouble | None) -> Iterator[NamedFailure]:
     """Yield the exceptions that ended ranks and say this of what went wrong, once a line."""
     found: dict[tuple[str, Location | None], list[tuple[int, RankException]]] = {}
-    for rank in record.ranks:
-        for raised in rank.exceptions:
-            if trouble_of(raised) == trouble and not raised.communication:
-                place = location_of(raised.frames[0]) if raised.frames else None
-                found.setdefault((raised.type, place), []).append((rank.rank, raised))
+    for number, raised in ((rank.rank, raised) for rank in record.ranks for raised in rank.exceptions):
+        if trouble_of(raised) == trouble and not raised.communication:
+            place = location_of(raised.frames[0]) if raised.frames else None
+            found.setdefault((raised.type, place), []).append((number, raised))
     for (kind, place), entries in found.items():
         yield NamedFailure(
             type=kind,
-            message=_shortened(headline(entries[0][1])),
+            message=line if len(line := headline(entries[0][1])) <= 200 else f"{line[:200]}...",
             location=place,
             ranks=tuple(sorted({rank for rank, _ in entries})),
         )
@@ -252,10 +241,6 @@ def failed_initialisations(record: RunRecord) -> Iterator[tuple[Wait, Location |
             continue
         said.add((wait.site, wait.error))
         yield wait, site_location(record.site(wait.site))
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= 200 else f"{line[:200]}..."
 
 
 # The rank whose process was killed first, where none of them failed by itself.
@@ -305,19 +290,16 @@ def killed_rank(record: RunRecord) -> Iterator[Verdict]:
     who = f"it was process {first.pid}" + (f" on {first.host}" if first.host else "")
     because.append((who, None, {"pid": first.pid}, first.rank))
     inside = "" if within is None else f" inside {within.signature.kind} at {place(within.site.innermost)}"
+    death = f"the process of rank {first.rank} ended without an exception or an exit code"
+    if first.signal is not None:
+        death = f"rank {first.rank} was killed by {signal_name(first.signal)}"
     yield Verdict(
-        sentence=_death(first.rank, first.signal) + inside,
+        sentence=death + inside,
         remedy=_remedy_of_death(first.signal, in_a_collective=within is not None),
         locations=None if within is None else location_of(within.site.innermost),
         ranks=(first.rank,),
         because=tuple(because),
     )
-
-
-def _death(rank: int, number: int | None) -> str:
-    if number is None:
-        return f"the process of rank {rank} ended without an exception or an exit code"
-    return f"rank {rank} was killed by {signal_name(number)}"
 
 
 def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:
@@ -346,17 +328,12 @@ def may_yet_be_known(record: RunRecord, rank: Rank) -> bool:
     return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_END_WITHIN_NS
 
 
-def _gave_up_before(rank: Rank, time_ns: int) -> bool:
-    """Return whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one."""
-    first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
-    return first is not None and first.time_ns < time_ns and bool(_TIMED_OUT.search(first.message))
-
-
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
     """Return whether the others outlived a rank: they failed or were ended for it, live, or their hearts beat on."""
     others = [rank for rank in record.ranks if rank.rank != first.rank]
-    if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
-        return False
+    raised = (min(rank.exceptions, key=lambda error: error.time_ns) for rank in others if rank.exceptions)
+    if any(one.time_ns < last_sign[first.rank] and _TIMED_OUT.search(one.message) for one in raised):
+        return False  # A rank waited until a timeout struck, and this one lived on: the launcher ended it.
     lived_on = [rank for rank in others if rank.end == "running" or is_echo(rank) or was_terminated(record, rank)]
     beat_on = all(last_sign[rank.rank] - last_sign[first.rank] >= BEATS_APART_NS for rank in others)
     return bool(lived_on) or (bool(others) and beat_on)

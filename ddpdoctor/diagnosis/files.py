@@ -18,7 +18,7 @@ from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list, site_location
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Location, Severity, Trouble, grouped
-from ddpdoctor.record.model import RankException, RunRecord
+from ddpdoctor.record.model import RankException, RunRecord, shared_fields
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
 from ddpdoctor.record.streams.setup import StateNames
 from ddpdoctor.record.streams.training import Access, FileEvent
@@ -51,9 +51,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[Verdict]:
                     sentence=f"{rank_list(ranks)} load {PurePath(path).name} onto the GPU from which it was saved",
                     locations=location,
                     ranks=ranks,
-                    because=(
-                        (f"its tensors were saved from {next(iter(places))}, and map_location is not given", location),
-                    ),
+                    because=(f"its tensors were saved from {places.pop()}, and map_location is not given", location),
                 )
             elif places == {"cpu"} and path not in own and len({load.path for load in loads}) == 1:
                 reason = f"{PurePath(path).name} holds CPU tensors only"
@@ -129,13 +127,8 @@ def _put_right(record: RunRecord, state: StateNames) -> bool:
     rank = record.of_rank(state.rank)
     if state.raised and (rank is None or rank.end != "raised"):
         return True
-    return any(
-        other.rank == state.rank
-        and other.module_class == state.module_class
-        and not other.names
-        and other.time_ns > state.time_ns
-        for other in record.state_names
-    )
+    later = (other for other in record.state_names if other.time_ns > state.time_ns and not other.names)
+    return any((one.rank, one.module_class) == (state.rank, state.module_class) for one in later)
 
 
 # Which moments of one rank certainly come before which moments of another: the order that collectives make.
@@ -241,11 +234,9 @@ class Order:
             return self._received(track.started_ns[row], group, left, reached)
         if signature.kind in _RECEIVES or (signature.kind in _FROM_ROOT and signature.root != track.rank):
             return set()
-        carried = left & {signature.root} if signature.kind in _TO_ROOT else set(left)
+        carried = {other for other in left if signature.kind not in _TO_ROOT or other == signature.root}
         found: set[int] = set()
         for other in carried:
-            if other is None:
-                continue
             rows, position = self._rows.get((other, group), []), track.sequence[row]
             theirs = self._tracks.get(other)
             if theirs is not None and position < len(rows):
@@ -298,7 +289,7 @@ def races(record: RunRecord) -> tuple[Race, ...]:
         return ()
     counted = (one for one in _all_accesses(record) if one.path and not any(part in one.path for part in _CACHES))
     by_path = grouped(sorted(counted, key=lambda access: access.time_ns), lambda access: access.path)
-    order = Order(record, tuple(_handovers(record, by_path)))
+    order = Order(record, tuple(_handovers(by_path)))
     locks = (access for access in record.accesses if access.action == "lock" and access.through == "flock")
     locked = {(access.rank, access.time_ns) for access in locks}
     found = []
@@ -318,17 +309,10 @@ def _all_accesses(record: RunRecord) -> Iterator[Access]:
     yield from (access for access in record.accesses if access.rank >= 0)
     for event in record.files:
         if event.rank >= 0 and event.action in ("save", "rename"):
-            yield Access(
-                rank=event.rank,
-                action="write",
-                path=event.path,
-                site=event.site,
-                time_ns=event.time_ns,
-                through=event.action,
-            )
+            yield Access(**shared_fields(event, Access) | {"action": "write", "through": event.action})
 
 
-def _handovers(record: RunRecord, by_path: dict[str, list[Access]]) -> Iterator[Handover]:
+def _handovers(by_path: dict[str, list[Access]]) -> Iterator[Handover]:
     """A rank that asked for a path until it was there has waited for the rank that made it."""
     for accesses in by_path.values():
         made = [access for access in accesses if access.action in ("write", "make") and not access.found]
@@ -457,13 +441,8 @@ def is_incidental(path: str) -> bool:
     parts = PurePath(path).parts
     name = parts[-1] if parts else ""
     hidden = any(part.startswith(".") for part in parts) or "__pycache__" in parts
-    return (
-        hidden
-        or path.startswith(("/dev/", "/proc/"))
-        or PurePath(name).suffix in _LOG_SUFFIXES
-        or "tfevents" in name
-        or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
-    )
+    is_log = "tfevents" in name or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
+    return hidden or is_log or path.startswith(("/dev/", "/proc/")) or PurePath(name).suffix in _LOG_SUFFIXES
 
 
 # What the checks of the family of path races say: the races of each line, and the lines that are proved innocent.
@@ -602,13 +581,10 @@ def _shared(record: RunRecord, path: str, events: list[FileEvent]) -> bool:
         return False
     phases: dict[int, set[int]] = {}
     for event in events:
-        phases.setdefault(_collectives_before(record, event), set()).add(event.rank)
+        track = record.track(event.rank)
+        collectives = 0 if track is None else bisect_left(track.started_ns, event.time_ns)
+        phases.setdefault(collectives, set()).add(event.rank)
     return any(len(together) > 1 for together in phases.values())
-
-
-def _collectives_before(record: RunRecord, event: FileEvent) -> int:
-    track = record.track(event.rank)
-    return 0 if track is None else bisect_left(track.started_ns, event.time_ns)
 
 
 def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Verdict:
@@ -634,10 +610,9 @@ def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Verdict:
 def _who_wrote(path: str, events: list[FileEvent]) -> str:
     """``ranks 0 and 1 wrote runs/last.pt 4 times each``, with the end of the path only."""
     action = events[0].action
-    times = {
-        rank: sum(event.rank == rank and event.action == action for event in events)
-        for rank in sorted({event.rank for event in events})
-    }
+    times = dict.fromkeys(sorted({event.rank for event in events}), 0)
+    for event in events:
+        times[event.rank] += event.action == action
     most = max(times.values())
     how_often = "" if most <= 1 else f" up to {most} times" if len(set(times.values())) > 1 else f" {most} times each"
     return f"{rank_list(times)} wrote {PurePath(*PurePath(path).parts[-2:])}{how_often}"

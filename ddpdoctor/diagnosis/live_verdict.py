@@ -7,7 +7,7 @@ waits in the store. The tracks of the ranks may have been read at slightly diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked, Waiters, block
 from ddpdoctor.diagnosis.failures import may_yet_be_known
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, grouped
 from ddpdoctor.record.model import Rank, RunRecord
 
 # What a run did between its newest step and its end, where nothing else shows it.
@@ -67,12 +67,9 @@ def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> tuple[int, str]
     lived_ns = max((beat.beat_at_ns for beat in beats), default=0) - ended_ns
     if not ended_ns or lived_ns < max(SHORTEST_NS, USUAL_STEPS * usual_step_ns):
         return 0, ""
-    by_place: dict[Frame | None, list[int]] = {}
-    for beat in beats:
-        by_place.setdefault(record.site(beat.site).innermost if beat.site >= 0 else None, []).append(beat.rank)
-    places = "; ".join(
-        f"{rank_list(ranks)} at {place(frame)}" for frame, ranks in by_place.items() if frame is not None
-    )
+    by_place = grouped(beats, lambda beat: record.site(beat.site).innermost)
+    told = ((frame, rank_list(beat.rank for beat in here)) for frame, here in by_place.items() if frame is not None)
+    places = "; ".join(f"{ranks} at {place(frame)}" for frame, ranks in told)
     return lived_ns, f"no step was completed in the last {duration_text(lived_ns)} of the job{places and f': {places}'}"
 
 
@@ -133,7 +130,9 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
     if not found:
         return None
     since_ns, late = min(found)
-    waiting = tuple(sorted(waiters.behind([late])))
+    behind = waiters.behind([late])
+    waiting = tuple(sorted(behind))
+    awaited = (rank for rank in unseen if any(not behind.isdisjoint(bunch.ranks) for bunch in waiters.awaited[rank]))
     first = min((blocked[rank] for rank in waiting), key=lambda entry: entry.since_ns)
     timeout_ns = record.groups[first.group].timeout_ns if first.group is not None else 0
     turn = elsewhere(record, late, known.get(late), None)
@@ -151,15 +150,8 @@ def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWa
         stacks=tuple(
             (turn.rank, stack) for turn in (turn, theirs) if (stack := turn.stack or turn.frames) or turn.rank in known
         ),
-        unseen=_awaited_by(waiting, unseen, waiters) if late in unseen else (),
+        unseen=tuple(sorted(awaited)) if late in unseen else (),
     )
-
-
-def _awaited_by(waiting: Iterable[int], ranks: Iterable[int], waiters: Waiters) -> tuple[int, ...]:
-    """Those of some ranks for which ones of ``waiting`` wait, ascending."""
-    waits = frozenset(waiting)
-    awaited = (rank for rank in ranks if any(not waits.isdisjoint(bunch.ranks) for bunch in waiters.awaited[rank]))
-    return tuple(sorted(awaited))
 
 
 def wait_text(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
@@ -175,9 +167,11 @@ def wait_text(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
 def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None) -> str:
     if rank is None:
         return "which has not reported"
-    if turn.sleeps_ns:
-        return sleep_text(turn, at)
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
+    if 0 < turn.sleeps_ns < POLLING_NS:
+        return f"which polls in a loop{within} at {place(at)}"
+    if turn.sleeps_ns:
+        return f"which sleeps{within} at {place(at)} for another {duration_text(turn.sleeps_ns)}"
     ago = f" {duration_text(turn.seen_ago_ns)} ago" if turn.seen_ago_ns else ""
     if at is None:
         return "busy at an unknown line"
@@ -309,8 +303,7 @@ POLLING_NS = 2_000_000_000
 
 PATIENCE_NS = 60_000_000_000
 """In a live run a rank may do nothing for so long and continue: it saves to a slow disk, uploads, sleeps before it
-tries
-again. A rehearsal has no disk of the cluster's and a time limit instead."""
+tries again. A rehearsal has no disk of the cluster's and a time limit instead."""
 
 
 def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
@@ -332,14 +325,6 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     if record.job.kind != "run" or divergence.form != "stuck" or any(turn.stopped for turn in divergence.turns):
         return False
     return _stood_ns(record) < PATIENCE_NS
-
-
-def sleep_text(turn: NextCall, at: Frame | None) -> str:
-    """Say that a rank sleeps, or asks again and again, where it has set itself a clock."""
-    within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
-    if turn.sleeps_ns < POLLING_NS:
-        return f"which polls in a loop{within} at {place(at)}"
-    return f"which sleeps{within} at {place(at)} for another {duration_text(turn.sleeps_ns)}"
 
 
 def _stood_ns(record: RunRecord) -> int:

@@ -70,17 +70,12 @@ def compare(restart: Restart) -> Comparison:
     first, second, step = restart.first, restart.second, restart.step
     save = checkpoint_of(first, step)
     if not loads_of(second, restart.files):
-        return Comparison(
-            gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
-            "with {checkpoint} for the file",
-            save=save,
-        )
+        how = "`--resume-with 'OPTION'` gives the script's own option, with {checkpoint} for the file"
+        return Comparison(gap=f"it loaded nothing of what it had written; {how}", save=save)
     if not goes_on(second, restart.files):
-        return Comparison(
-            gap="it trained before it loaded what the first start had written, as a program does that holds both "
-            "starts; `--resume-with 'OPTION'` gives the script's own option to begin with the load",
-            save=save,
-        )
+        early = "it trained before it loaded what the first start had written, as a program does that holds both starts"
+        how = "`--resume-with 'OPTION'` gives the script's own option to begin with the load"
+        return Comparison(gap=f"{early}; {how}", save=save)
     if failure := _failure(second, restart.files):
         return Comparison(differences=(failure,), save=save)
     before, after = _by_rank(first, step), _by_rank(second, 0)
@@ -170,16 +165,11 @@ def torn_restart(restart: Restart) -> Difference | None:
     if (failure := _failure(torn, restart.torn_files)) is not None:
         if not loads_of(torn, restart.torn_files):
             return None
-        return Difference(
-            what="torn", title=f"{start}: the restart fails on the torn file", facts=(about, failure.title)
-        )
+        title = f"{start}: the restart fails on the torn file"
+        return Difference(what="torn", title=title, facts=(about, failure.title))
     rows = {row.rank: row for row in torn.resume_steps if row.ordinal == 1}
-    removed = [
-        path
-        for path in restart.whole_files
-        if any(one.action == "remove" and one.found and one.path == path for one in torn.accesses)
-    ]
-    if restart.whole_files and len(removed) == len(restart.whole_files):
+    removed = {one.path for one in torn.accesses if one.action == "remove" and one.found}
+    if restart.whole_files and removed.issuperset(restart.whole_files):
         title = "after a torn save the restart deletes the last whole checkpoint"
         return Difference(what="torn", title=title, facts=(about,))
     states = {rank: _by_rank(first, 0).get(rank, []) for rank in rows}
@@ -194,10 +184,8 @@ def torn_restart(restart: Restart) -> Difference | None:
         if all(one.failed for one in torn.checkpoint_loads):
             title = f"{start}: the restart begins again from the first step"
         elif weights - {0} and optimizer - {0}:
-            title = (
-                f"a torn checkpoint is taken for whole: the weights are those after step {max(weights)}, and the "
-                f"optimizer's state is that after step {max(optimizer)}"
-            )
+            parts = f"the weights are those after step {max(weights)}, and the optimizer's state is that after step"
+            title = f"a torn checkpoint is taken for whole: {parts} {max(optimizer)}"
         else:
             title = "a torn checkpoint is taken for whole: what goes on is the state of no step"
         return Difference(what="torn", title=title, ranks=(rank,), facts=(about,))
@@ -394,26 +382,18 @@ def _with_other_ranks(
     if not done:
         return
     of = before[0][0].batches[0][:2]
-    seen = {
-        index
-        for row in first.resume_steps
-        if row.ordinal <= step
-        for batch in row.batches
-        if batch[:2] == of
-        for index in batch[3]
-    }
+    batches = (batch for row in first.resume_steps if row.ordinal <= step for batch in row.batches)
+    seen = {index for batch in batches if batch[:2] == of for index in batch[3]}
     drawn = _drawn(after, min(map(len, after.values())))
     again = len(seen.intersection(drawn))
     never = 0 if again else len(set(was).difference(drawn))
     if drawn and (again or never):
         samples = count(again or never, "sample", "samples")
+        written = f"the checkpoint was written after {count(done, 'batch', 'batches')} of a pass of each rank"
         yield Difference(
             what="ranks",
             title=f"{samples} of this epoch are {'seen again' if again else 'never seen'} after the restart",
-            facts=(
-                changed,
-                f"the checkpoint was written after {count(done, 'batch', 'batches')} of a pass of each rank",
-            ),
+            facts=(changed, written),
         )
 
 
@@ -496,11 +476,8 @@ def _kind(
         effect = said or f"its first {samples} samples are those of the first pass"
         return "data", "the order of epoch 0 again", effect
     if again and again[-1] == newest:
-        return (
-            "data",
-            "the samples of the epoch that the checkpoint had finished: it is run again",
-            said or f"the {samples} samples that were compared are those of the pass before the checkpoint",
-        )
+        effect = said or f"the {samples} samples that were compared are those of the pass before the checkpoint"
+        return "data", "the samples of the epoch that the checkpoint had finished: it is run again", effect
     if epoch is not None and wanted is not None and epoch > wanted:
         if done and epoch == wanted + 1:
             effect = f"the checkpoint was written after {batches} of it; {said}"
@@ -602,13 +579,9 @@ def _counted_again(first: RunRecord, now: ResumeSave, step: int) -> Iterator[Dif
     for key in now.keys:
         held = {one.step: one.keys[key] for one in first.resume_saves if one.whole and key in one.keys}
         if _counts(now, key) and held.get(step) == now.keys[key] and len(held) == len(set(held.values())) > 2:
-            yield Difference(
-                what="counter",
-                title=f"`{key}` counts the same again after the restart",
-                facts=(
-                    f"the next checkpoint, {count(now.step, 'step', 'steps')} later, holds {now.keys[key][4:]} too",
-                ),
-            )
+            told = f"the next checkpoint, {count(now.step, 'step', 'steps')} later, holds {now.keys[key][4:]} too"
+            title = f"`{key}` counts the same again after the restart"
+            yield Difference(what="counter", title=title, facts=(told,))
 
 
 def _names(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

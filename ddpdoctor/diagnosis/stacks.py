@@ -69,13 +69,10 @@ _COLLECTIVES = frozenset(
         "all_reduce", "broadcast", "barrier", "monitored_barrier", "reduce", "gather", "scatter", "all_gather",
         "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send",
         "recv", "new_group", "init_process_group", "destroy_process_group", "all_reduce_coalesced", "batch_isend_irecv",
+        "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
     }
 )  # fmt: skip
 """Functions of torch.distributed that return when others have come."""
-_OBJECTS = {
-    "all_gather_object": "all_gather_object", "broadcast_object_list": "broadcast_object_list",
-    "gather_object": "gather_object", "scatter_object_list": "scatter_object_list",
-}  # fmt: skip
 
 
 def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
@@ -147,18 +144,15 @@ def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
         file = frame.file.replace("\\", "/")
         if file.endswith("torch/distributed/distributed_c10d.py"):
             outer = [one.function for one in frames[position:] if one.file == frame.file]
-            named = [_OBJECTS.get(name, name) for name in outer if name in _COLLECTIVES or name in _OBJECTS]
-            if named:
+            if named := [name for name in outer if name in _COLLECTIVES]:
                 return Signature(kind=named[-1])
         elif file.endswith("torch/distributed/rendezvous.py"):
             return Signature(kind="init_process_group")
         elif file.endswith("torch/nn/parallel/distributed.py"):
             if frame.function == "__init__":
                 return Signature(kind="broadcast", origin="ddp-construct")
-            if all(
-                "/torch/distributed/" in one.file or "nn/parallel/distributed.py" in one.file
-                for one in frames[:position]
-            ):
+            inner = [one.file for one in frames[:position]]
+            if all("/torch/distributed/" in one or "nn/parallel/distributed.py" in one for one in inner):
                 return Signature(kind="broadcast", origin="ddp-forward")
         elif frame.function == "_engine_run_backward" and position == 0 and idle:
             return Signature(kind="all_reduce", origin="ddp-backward")
@@ -375,14 +369,12 @@ def _stands(first: ProcessSample, sample: ProcessSample) -> bool:
     if not sample.stack_hash or place != at or sample.main_wakes:
         return False
     lasted_ns = sample.time_ns - first.time_ns
-    if min(first.main_runs, sample.main_runs) < 0 or _worked(first, sample, POLLING_CPU_SHARE):
+    if min(first.main_runs, sample.main_runs) < 0 or _runs_often(first.main_runs, sample.main_runs, lasted_ns):
         return False
-    if _runs_often(first.main_runs, sample.main_runs, lasted_ns):
+    if _worked(first, sample, POLLING_CPU_SHARE):
         return False
-    moved = abs(sample.io_bytes - first.io_bytes)
-    return sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns and (
-        moved <= LITTLE_BYTES_PER_S * lasted_ns / 1e9
-    )
+    little = abs(sample.io_bytes - first.io_bytes) <= LITTLE_BYTES_PER_S * lasted_ns / 1e9
+    return little and sample.main_cpu_ns - first.main_cpu_ns <= IDLE_CPU_SHARE * lasted_ns
 
 
 def _worked(first: ProcessSample, last: ProcessSample, cpu_share: float) -> bool:

@@ -66,23 +66,19 @@ class Meetings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
 
 
+@once_per_record(most=8)
 def gradient_meetings(record: RunRecord) -> tuple[Meetings, ...]:
     """By the ranks that average gradients with each other, the measured reductions that all of them sampled."""
-    return _both_meetings(record)[0]
+    return tuple(_gradient_meetings(record, measured_steps(record)))
 
 
+@once_per_record(most=8)
 def explicit_meetings(record: RunRecord) -> tuple[Meetings, ...]:
     """For each process group, the explicit collectives inside of the measured steps that all of its ranks went through.
 
     Sends and receives are left out: their two sides are no meeting of the group.
     """
-    return _both_meetings(record)[1]
-
-
-@once_per_record(most=8)
-def _both_meetings(record: RunRecord) -> tuple[tuple[Meetings, ...], tuple[Meetings, ...]]:
-    measured = measured_steps(record)
-    return tuple(_gradient_meetings(record, measured)), tuple(_explicit_meetings(record, measured))
+    return tuple(_explicit_meetings(record, measured_steps(record)))
 
 
 def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
@@ -101,14 +97,11 @@ def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
         if not columns[0]:
             continue
         held = tuple(_held_ns(steps, column, is_relative) for steps, column in zip(found, columns, strict=True))
-        arrived = tuple(
-            array("q", [-duration_ns for duration_ns in held[index]])
-            if is_relative
-            else taken(steps.ready_at_ns, columns[index])
-            for index, steps in enumerate(found)
-        )
-        if not is_relative:
-            arrived = _beyond_doubt(record, seen, arrived)
+        if is_relative:
+            arrived = tuple(array("q", [-duration_ns for duration_ns in own]) for own in held)
+        else:
+            ready = (taken(steps.ready_at_ns, column) for steps, column in zip(found, columns, strict=True))
+            arrived = _beyond_doubt(record, seen, tuple(ready))
         rows = taken(found[0].row, columns[0])
         exposed_ns = sum(mean_exposed_ns(steps) or 0.0 for steps in found)
         yield Meetings(
@@ -134,14 +127,11 @@ def _sampled(
     known = zip(found, places, strict=True)
     if all(whole(one.exposed_ns, own, 0) and (is_relative or whole(one.ready_at_ns, own, 1)) for one, own in known):
         return places
-    both = [
-        positions
-        for positions in zip(*places, strict=True)
-        if all(
-            steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
-            for steps, at in zip(found, positions, strict=True)
-        )
-    ]
+
+    def is_known(steps: RankSteps, at: int) -> bool:
+        return steps.exposed_ns[at] >= 0 and (is_relative or steps.ready_at_ns[at] > 0)
+
+    both = [positions for positions in zip(*places, strict=True) if all(map(is_known, found, positions))]
     return list(zip(*both, strict=True)) if both else [()] * len(found)
 
 
@@ -149,9 +139,8 @@ def _of_one_reduction(found: Sequence[RankSteps], columns: Sequence[Sequence[int
     """Return the places where all ranks sampled one reduction of a step with several: all come before any leaves."""
     ready = [taken(steps.ready_at_ns, column) for steps, column in zip(found, columns, strict=True)]
     reduced = [taken(steps.reduced_at_ns, column) for steps, column in zip(found, columns, strict=True)]
-    same = [
-        last_ns - first_ns < _APART_NS for last_ns, first_ns in zip(map(max, *ready), map(min, *reduced), strict=True)
-    ]
+    spans = zip(map(max, *ready), map(min, *reduced), strict=True)
+    same = [last_ns - first_ns < _APART_NS for last_ns, first_ns in spans]
     return columns if all(same) else [list(compress(column, same)) for column in columns]
 
 
@@ -174,10 +163,8 @@ def _explicit_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterato
         lanes = [lane(tracks[rank], number) for rank in seen]
         first = by_rank[seen[0]]
         whole = steps_of[first.rank]
-        spans = [
-            (whole.started_at_ns[row], whole.ended_at_ns[row], step)
-            for row, step in zip(first.row, first.step, strict=True)
-        ]
+        rows = zip(first.row, first.step, strict=True)
+        spans = [(whole.started_at_ns[row], whole.ended_at_ns[row], step) for row, step in rows]
         is_relative = _clocks_differ(record, group.ranks)
         met = list(_met([tracks[rank] for rank in seen], lanes, spans, all_leave_together=is_relative))
         if not met:

@@ -80,13 +80,10 @@ def milliseconds_text(nanoseconds: float) -> str:
 
 def details(signature: Signature) -> str:
     """Write what must agree between ranks: ``1,024 elements, float32, sum``."""
-    parts = []
-    if signature.numels:
-        parts.append(elements(signature))
-    parts += [part for part in (signature.dtype, signature.reduce_op) if part]
-    if signature.root is not None and signature.kind not in _PEER_WORDS:
-        parts.append(f"root {signature.root}")
-    return ", ".join(parts)
+    size = elements(signature) if signature.numels else ""
+    has_root = signature.root is not None and signature.kind not in _PEER_WORDS
+    parts = (size, signature.dtype, signature.reduce_op, f"root {signature.root}" if has_root else "")
+    return ", ".join(filter(None, parts))
 
 
 def elements(signature: Signature) -> str:
@@ -101,11 +98,10 @@ def bytes_text(size_bytes: int) -> str:
     """Write a size with the unit that gives few digits: ``4.2 MB``, ``390 MB`` (powers of ten)."""
     if size_bytes < 1_000:
         return f"{size_bytes} bytes"
-    for unit, factor in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
-        if size_bytes < factor * 999.5 or unit == "GB":
-            value = size_bytes / factor
-            return f"{value:,.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
-    raise AssertionError("unreachable")
+    smaller = (of for of in (("kB", 1e3), ("MB", 1e6)) if size_bytes < of[1] * 999.5)
+    unit, factor = next(smaller, ("GB", 1e9))
+    value = size_bytes / factor
+    return f"{value:,.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
 
 
 def frame_of(handled: Handled) -> Frame:

@@ -311,7 +311,7 @@ def _first_rank(record: RunRecord) -> int:
 
 def _views(layout: BucketLayout, wrap: Wrap, module: str) -> Iterator[BucketView]:
     """One module's buckets; DDP numbers the parameters that want gradients in the order of the module's own."""
-    names = [one.name for one in wrap.parameters if one.requires_grad and one.name not in wrap.ignored]
+    names = [one.name for one in wrap.reduced]
     for order, size_bytes in enumerate(layout.sizes_bytes):
         first = layout.first_parameters[order] if order < len(layout.first_parameters) else -1
         yield BucketView(

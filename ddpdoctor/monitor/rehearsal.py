@@ -447,7 +447,7 @@ class _Rehearsal:
             pretended=tuple(sorted(self._assembly.pretended)),
             notes=self._notes(record),
             output_tail=liveness.script_output(self._directory),
-            early_exceptions=self._assembly.early_exceptions(),
+            early_exceptions=self._assembly.book.early_exceptions(),
         )
         record = msgspec.structs.replace(record, job=job, ranks=ranks)
         return _with_earlier_starts(record, self._ranks.records_of_earlier_starts(job))

@@ -38,19 +38,14 @@ def headline(raised: RankException) -> str:
     message = raised.message.strip()
     passed_on = _PASSED_ON.match(message)
     if passed_on is not None:
-        said = _worker_message(message, passed_on["type"])
-        if said:
+        # Under the worker's traceback its message stands behind the name of the exception.
+        lines = re.findall(rf"^(?:[\w.]+\.)?{passed_on['type']}: ([^\n]+)$", message, re.MULTILINE)
+        if lines and (said := lines[-1].strip()):
             return f"{said} ({_origin(message)}{passed_on['where']})"
     first, _, below = message.partition("\n")
     if coded := _OF_CANN.search(below):
         return f"{first.removeprefix('[ERROR] ')}: {coded[0]}"
     return f"{first} {below.strip().partition(chr(10))[0]}" if first.endswith(":") and below else first
-
-
-def _worker_message(message: str, kind: str) -> str:
-    """Return what stands behind the name of the exception under the worker's traceback."""
-    lines = re.findall(rf"^(?:[\w.]+\.)?{kind}: ([^\n]+)$", message, re.MULTILINE)
-    return lines[-1].strip() if lines else ""
 
 
 def _origin(message: str) -> str:
@@ -128,9 +123,7 @@ class Joiner:
             lost = {rank.rank for rank in part.record.ranks if owners[rank.rank] != part.name}
             for name, rows in streams.items():
                 found = self._stream(part, name, numbers)
-                rows.extend(row for row in found if getattr(row, "rank", None) not in lost) if lost else rows.extend(
-                    found
-                )
+                rows += [row for row in found if getattr(row, "rank", None) not in lost] if lost else found
         for name in ("ranks", "collectives", "step_tracks", "call_tracks", "heartbeats", "host_uses"):
             streams[name].sort(key=lambda row: row.rank)
         return RunRecord(
@@ -174,15 +167,9 @@ def _kinds(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return which fields of a kind of rows may have to be changed: the table that they are numbered by, ``time`` for
     moments, empty for what may hold rows itself.
     """
-    found = []
-    for name in names:
-        if name in SITES:
-            found.append((name, "site"))
-        elif name in ("signature", "group"):
-            found.append((name, name))
-        else:
-            found.append((name, "time" if name in TIMES or name.endswith("_at_ns") else ""))
-    return tuple(found)
+    found = dict.fromkeys(names, "") | {name: name for name in ("signature", "group") if name in names}
+    found |= {name: "time" for name in names if name in TIMES or name.endswith("_at_ns")}
+    return tuple((found | {name: "site" for name in names if name in SITES}).items())
 
 
 def _moved(row: Any, numbers: Mapping[str, list[int]], clock: Clock) -> Any:

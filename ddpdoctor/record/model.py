@@ -164,9 +164,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     polls_for: str = ""
     """The file that its main thread asks for again and again, for nothing; set only where it is ``stuck``."""
     stuck: bool = False
-    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks for
-    nothing
-    for a file."""
+    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks for a
+    file for nothing."""
     restless: bool = False
     """Its training thread stands at one place and does nothing, while the rest of its process tree does a little."""
     loops: bool = False
@@ -213,6 +212,11 @@ class Wrap(RowAtLine, frozen=True, kw_only=True):
     """The short lists of texts that the module and its parts hold, by their names."""
     communication_hook: bool = False
     """A hook of the user takes the place of DDP's own reduction."""
+
+    @property
+    def reduced(self) -> list[TensorInfo]:
+        """The parameters whose gradients DDP reduces, in its order."""
+        return [tensor for tensor in self.parameters if tensor.requires_grad and tensor.name not in self.ignored]
 
 
 class ShardedPart(RowAtLine, frozen=True, kw_only=True):
@@ -275,6 +279,11 @@ class Forward(RowAtTime, frozen=True, kw_only=True):
     looped: bool = False
     """All batches of that pass were drawn by a ``for`` statement of the user's outside of a generator, so that the body
     of the loop is what is done with each of them."""
+
+    @property
+    def trains(self) -> bool:
+        """DDP, or what shards the module, was not bypassed, and a backward may follow."""
+        return self.wrapped and self.gradients and self.training
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):

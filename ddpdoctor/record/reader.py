@@ -70,7 +70,10 @@ class EventTail:
         try:
             if self._descriptor < 0:
                 self._descriptor = open_untrusted(self._path, self._path.parent)
-            self._note_truncation()
+            if os.fstat(self._descriptor).st_size < self._offset:
+                # Someone truncated it; the process appends behind what is left, which was read before.
+                self.shortened += 1
+                self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
             until = self._offset + _MOST_BYTES
             while content := os.pread(self._descriptor, _PIECE_BYTES, self._offset):
                 if most_lines <= 0:
@@ -124,13 +127,6 @@ class EventTail:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _note_truncation(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size < self._offset:
-            # Someone truncated it; the process appends behind what is left, which was read before.
-            self.shortened += 1
-            self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
 
 
 def _decoded(line: bytes) -> Any:

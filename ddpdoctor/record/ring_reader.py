@@ -8,7 +8,6 @@ import time
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -126,9 +125,16 @@ class RingTail:
                 self._read_on()
             # In other rings a row may be late: it waits in memory while the beginning of the next is written.
             if self._kind.in_order or self._stuck_at == self._next:
-                self._pass_over(written)
+                self._catch_up()
+                # The rows before ``written`` that are not there are passed over.
+                gone = max(0, written - self._next)
+                self.dropped += gone
+                self.missing += gone
+                self._next += gone
             self._stuck_at = self._next
-        self._keep_newest()
+        over = len(self.numbers) - self.most_rows
+        if over > self.most_rows // 4:  # So a run of a month needs no more memory.
+            self._forget(over)
 
     def position(self, number: int) -> int:
         """Return where in the columns the row of a number is; -1 where it was not read."""
@@ -181,10 +187,12 @@ class RingTail:
         """Read the slots from the next expected row on; how many new rows there were."""
         start = self._next % self._kind.rows
         slots = min(_SLOTS_AT_ONCE, self._kind.rows - start)
-        rows = self._slots(start, slots)
+        content = self._bytes_at(layout.HEAD_BYTES + start * self._row_bytes, slots * self._row_bytes)
         taken = 0
-        for row in rows:
-            if row is None or row[0] < self._next:
+        for slot, offset in enumerate(range(0, len(content), self._row_bytes), start):
+            row = self._parsed(content[offset : offset + self._row_bytes])
+            # A row in a slot that is not its own was put there by no one.
+            if row is None or row[0] % self._kind.rows != slot or row[0] < self._next:
                 return taken
             if row[0] > self._next:
                 return self._catch_up()
@@ -205,14 +213,6 @@ class RingTail:
         _, *known, created_ns = layout.IDENTITY.unpack(head)
         expected = [layout.VERSION, self._row_bytes, self._kind.rows, self.pid]
         return int(created_ns) if known == expected else 0
-
-    def _pass_over(self, written: int) -> None:
-        """Go on behind the rows before ``written`` that are not there."""
-        self._catch_up()
-        if self._next < written:
-            self.dropped += written - self._next
-            self.missing += written - self._next
-            self._next = written
 
     def _catch_up(self) -> int:
         """Take in the newest rows of the whole ring: some were overwritten before they were read."""
@@ -235,14 +235,6 @@ class RingTail:
             self._append(row)
         return len(rows)
 
-    def _slots(self, start: int, slots: int) -> Iterator[tuple[int, ...] | None]:
-        """Yield the rows of some slots one after the other, each parsed when it is asked for."""
-        content = self._bytes_at(layout.HEAD_BYTES + start * self._row_bytes, slots * self._row_bytes)
-        for at, offset in enumerate(range(0, len(content), self._row_bytes)):
-            row = self._parsed(content[offset : offset + self._row_bytes])
-            # A row in a slot that is not its own was put there by no one.
-            yield row if row and row[0] % self._kind.rows == start + at else None
-
     def _append(self, row: tuple[int, ...]) -> None:
         self._next = row[0] + 1
         self.numbers.append(row[0])
@@ -263,12 +255,6 @@ class RingTail:
         for column, value in zip(self.columns.values(), row[1:], strict=True):
             column[position] = value
         return row[1 + self._finishing] != 0
-
-    def _keep_newest(self) -> None:
-        """Keep so many rows that a run of a month needs no more memory."""
-        over = len(self.numbers) - self.most_rows
-        if over > self.most_rows // 4:
-            self._forget(over)
 
     def forget_before(self, field: str, time_ns: int) -> None:
         """Forget the rows in front whose ``field``, which ascends, is smaller, once they are many."""
@@ -299,11 +285,8 @@ class RingTail:
         if len(content) < self._row_bytes or not _fits(packed, content[self._row.size :]):
             return None
         row: tuple[int, ...] = self._row.unpack(packed)
-        return (
-            row
-            if row[0] >= 0 and all(-most < value < most for value, most in zip(row, self._most, strict=True))
-            else None
-        )
+        is_ours = row[0] >= 0 and all(-most < value < most for value, most in zip(row, self._most, strict=True))
+        return row if is_ours else None
 
     def _bytes_at(self, offset: int, size: int) -> bytes:
         try:

@@ -55,7 +55,7 @@ def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Grad
         layout = newest.get(wrap.wrap)
         if layout is None:
             continue
-        trained = [entry for entry in wrap.parameters if entry.requires_grad and entry.name not in wrap.ignored]
+        trained = wrap.reduced
         sizes += [entry.size_bytes for entry in reversed(trained)]
         buckets += layout.sizes_bytes
         total += sum(entry.size_bytes for entry in trained)

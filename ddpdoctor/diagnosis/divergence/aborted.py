@@ -125,21 +125,20 @@ def aborted_turns(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Blo
         for call in aborted.callers
     ]
     for number in aborted.absent:
-        stack = last_stack(record, known[number])
-        if number == aborted.died or (stack and known[number].end == "signalled"):
-            turns.append(
-                NextCall(
-                    rank=number,
-                    action="signalled" if number == aborted.died else "elsewhere",
-                    signal=known[number].signal if number == aborted.died else None,
-                    frames=user_frames(record, stack),
-                    stack=stack,
-                )
+        stack, has_died = last_stack(record, known[number]), number == aborted.died
+        if has_died or (stack and known[number].end == "signalled"):
+            turn = NextCall(
+                rank=number,
+                action="signalled" if has_died else "elsewhere",
+                signal=known[number].signal if has_died else None,
+                frames=user_frames(record, stack),
+                stack=stack,
             )
         else:
             turn = elsewhere(record, number, known[number], blocked.get(number))
             # A rank that raised left no stack of its end, but perhaps one of long before.
-            turns.append(msgspec.structs.replace(turn, stack=()) if known[number].exceptions else turn)
+            turn = msgspec.structs.replace(turn, stack=()) if known[number].exceptions else turn
+        turns.append(turn)
     return tuple(sorted(turns, key=lambda turn: turn.rank))
 
 
@@ -164,8 +163,11 @@ def is_in_backward(turn: NextCall) -> bool:
 
 def _inside_its_call(record: RunRecord, rank: Rank) -> Aborted | None:
     call = call_it_died_in(record, rank)
-    if call is None or _outlasted_its_group(record, rank, call):
+    if call is None:
         return None
+    heartbeat, timeout_ns = record.heartbeat(rank.rank), record.groups[call.group].timeout_ns
+    if heartbeat is not None and 0 < timeout_ns <= heartbeat.beat_at_ns - call.entered_at_ns:
+        return None  # It waited for as long as its group may: the timeout ended it.
     callers, absent, outsiders = [call], list[int](), list[int]()
     for member in record.groups[call.group].ranks:
         theirs = _call_at(record, member, call)
@@ -232,12 +234,6 @@ def _is_beyond(record: RunRecord, member: int, call: Call) -> bool:
     return track is not None and any(at[0] == call.at[0] and at[1] > call.at[1] for at in lane(track, call.group))
 
 
-def _outlasted_its_group(record: RunRecord, rank: Rank, call: Call) -> bool:
-    """Return whether the rank waited for as long as its group may: then the timeout ended it."""
-    heartbeat, timeout_ns = record.heartbeat(rank.rank), record.groups[call.group].timeout_ns
-    return heartbeat is not None and 0 < timeout_ns <= heartbeat.beat_at_ns - call.entered_at_ns
-
-
 def _failed_in(record: RunRecord, call: Call) -> bool:
     """Return whether the lost connection that a rank reports came out of a call, or the launcher ended it in there."""
     rank, innermost = record.of_rank(call.rank), call.site.innermost
@@ -250,13 +246,10 @@ def _failed_in(record: RunRecord, call: Call) -> bool:
         return False
     first = min(rank.exceptions, key=lambda entry: entry.time_ns)
     same_line = bool(first.frames) and (first.frames[0].file, first.frames[0].line) == (innermost.file, innermost.line)
-    return same_line and abs(first.time_ns - _left_ns(record, call)) < _ONE_FAILURE_NS
-
-
-def _left_ns(record: RunRecord, call: Call) -> int:
     track = _track(record, call.rank)
     assert track is not None
-    return track.left_at_ns[lane(track, call.group)[call.at]] or call.entered_at_ns
+    left_ns = track.left_at_ns[lane(track, call.group)[call.at]] or call.entered_at_ns
+    return same_line and abs(first.time_ns - left_ns) < _ONE_FAILURE_NS
 
 
 def _last_call(record: RunRecord, rank: int) -> Call | None:

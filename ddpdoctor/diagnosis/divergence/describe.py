@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -35,22 +36,14 @@ def title(divergence: Divergence) -> str:
     handling = [turn for turn in (*divergence.turns, *divergence.proof) if turn.handling is not None]
     if handling and divergence.culprit == handling[0].rank:
         return _handled_title(divergence, handling[0])
-    if divergence.form == "desync":
-        return _desync_title(divergence)
     if divergence.form == "crossed":
         first, second = divergence.turns[0], divergence.proof[0]
         return (
             f"{_call(first)} on {rank_list([first.rank])} is paired with {_call(second)} on "
             f"{rank_list([divergence.turns[1].rank])}, and the other way round"
         )
-    if divergence.form == "swapped":
-        return _swapped_title(divergence)
-    if divergence.form == "absentee":
-        return _absentee_title(divergence)
-    if divergence.form == "stuck":
-        return _stuck_title(divergence)
-    if divergence.form == "aborted":
-        return _aborted_title(divergence)
+    if divergence.form in _TITLES:
+        return _TITLES[divergence.form](divergence)
     groups = _alike(divergence.turns)
     if divergence.difference == "group":
         size = divergence.world_size
@@ -61,10 +54,8 @@ def title(divergence: Divergence) -> str:
     lone = _not_called(divergence, groups)
     if lone is not None:
         return lone
-    parts = [f"{_ranks(turns)} {_doing(turns)}" for turns in groups]
-    return (
-        "the ranks wait for each other: " if divergence.form == "standstill" else "the ranks diverge: "
-    ) + "; ".join(parts)
+    do = "wait for each other" if divergence.form == "standstill" else "diverge"
+    return f"the ranks {do}: {_waiting(list(divergence.turns))}"
 
 
 def _handled_title(divergence: Divergence, turn: NextCall) -> str:
@@ -157,14 +148,10 @@ def ranks(divergence: Divergence) -> tuple[int, ...]:
 def locations(divergence: Divergence) -> tuple[Location, ...]:
     """Return the lines at which the ranks diverge, the culprit's first, then what the others wait in."""
     turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
-    found: dict[Location, None] = {}
+    frames: list[Frame | None] = []
     for turn in (*turns, *divergence.proof):
-        if turn.handling is not None:
-            found |= dict.fromkeys(filter(None, (location_of(frame_of(turn.handling)),)))
-        location = location_of(turn.line)
-        if location is not None:
-            found[location] = None
-    return tuple(found)
+        frames += [None if turn.handling is None else frame_of(turn.handling), turn.line]
+    return tuple(dict.fromkeys(filter(None, map(location_of, frames))))
 
 
 def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
@@ -182,9 +169,8 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
             )
         )
     told += [_fact(turn, basis, "") for turn in _shown(divergence.turns)]
-    told += [
-        _fact(turn, basis, "later, at the entry that proves the divergence, ") for turn in _shown(divergence.proof)
-    ]
+    later = "later, at the entry that proves the divergence, "
+    told += [_fact(turn, basis, later) for turn in _shown(divergence.proof)]
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
     for line, times in divergence.times:
@@ -301,9 +287,8 @@ def _waiting(turns: list[NextCall]) -> str:
 
 def _absentee_title(divergence: Divergence) -> str:
     every = (*divergence.turns, *divergence.proof)
-    left = next(
-        (turn for turn in every if turn.rank == divergence.culprit and turn.action not in ("collective", "store")), None
-    )
+    own = (turn for turn in every if turn.rank == divergence.culprit)
+    left = next((turn for turn in own if turn.action not in ("collective", "store")), None)
     waiting = [turn for turn in every if turn.waiting and turn.rank != divergence.culprit]
     what = f"rank {divergence.culprit} left" if left is None else f"rank {left.rank} {_doing([left])}"
     if waiting:
@@ -368,6 +353,15 @@ def _desync_title(divergence: Divergence) -> str:
         return title
     done = "skipped" if "skipped" in divergence.culprit_reason else "repeated"
     return f"{title}, since rank {divergence.culprit} {done} a backward"
+
+
+_TITLES: Mapping[str, Callable[[Divergence], str]] = {
+    "desync": _desync_title,
+    "swapped": _swapped_title,
+    "absentee": _absentee_title,
+    "stuck": _stuck_title,
+    "aborted": _aborted_title,
+}
 
 
 def _same_line_title(divergence: Divergence, groups: list[list[NextCall]]) -> str:

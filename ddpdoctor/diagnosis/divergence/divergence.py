@@ -107,21 +107,14 @@ def _was_lost(record: RunRecord, rank: Rank) -> bool:
 
 
 def _raised_by_all(record: RunRecord, raised: RankException) -> bool:
-    alike = [
-        other is not None and other.type == raised.type and other.frames[:1] == raised.frames[:1]
-        for other in map(root_exception, record.ranks)
-    ]
-    return all(alike)
+    others = [(one.type, one.frames[:1]) if one else None for one in map(root_exception, record.ranks)]
+    return set(others) == {(raised.type, raised.frames[:1])}
 
 
 def _others_went_on(record: RunRecord, matcher: Matcher, rank: Rank) -> bool:
-    if any(is_echo(other) for other in record.ranks if other.rank != rank.rank):
-        return True
-    for lanes in matcher.lanes.values():
-        own = lanes.get(rank.rank)
-        if own is not None and any(lane.end > own.end for lane in lanes.values()):
-            return True
-    return False
+    echoed = any(is_echo(other) for other in record.ranks if other.rank != rank.rank)
+    known = (lanes for lanes in matcher.lanes.values() if rank.rank in lanes)
+    return echoed or any(lane.end > lanes[rank.rank].end for lanes in known for lane in lanes.values())
 
 
 # Ranks that call the same in another order.
@@ -387,11 +380,12 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     elif absentee is not None:
         found = from_absentee(record, matcher, absentee, blocked)
     else:
+        started = (track.started_ns[len(track) - 1] for track in record.collectives if len(track))
+        last_ns = max((*started, *(dump.time_ns for dump in record.stacks)), default=0)
         found = (
-            from_standstill(record, matcher, blocked, _end_ns(record))
+            from_standstill(record, matcher, blocked, record.job.ended_ns or last_ns)
             or from_idle(record)
-            or _from_swap(record, matcher)
-            or _from_crossing(record, matcher)
+            or _from_exchange(record, matcher)
         )
     if found is None or explains(record, found.turns + found.proof):
         return None
@@ -492,10 +486,8 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
         lane = matcher.lanes[unmatched].get(absentee.rank)
         at = unmatched, 0 if lane is None else lane.end
     if at is None:
-        everyone = tuple(
-            elsewhere(record, rank.rank, rank, blocked.get(rank.rank))
-            for rank in sorted(record.ranks, key=lambda entry: entry.rank)
-        )
+        ordered = sorted(record.ranks, key=lambda entry: entry.rank)
+        everyone = tuple(elsewhere(record, rank.rank, rank, blocked.get(rank.rank)) for rank in ordered)
         return Divergence(form="absentee", turns=everyone, culprit=absentee.rank, culprit_reason=reason)
     number, position = at
     lanes = Lanes(record, matcher, number)
@@ -549,11 +541,13 @@ def from_standstill(
     after = tuple(elsewhere(record, rank, known[rank], blocked[rank] if rank in still else None) for rank in everyone)
     loops = any(turn.endless is not None and turn.rank == culprit for turn in after)
     does = "goes around one loop while the others wait" if loops else "was idle while the others waited"
+    calls = {(turn.line, turn.signature and turn.signature.kind) for turn in after}
+    groups = {turn.group for turn in after}
     found = Divergence(
         form="stuck" if waited_for else "standstill",
         turns=after,
         world_size=len(record.ranks),
-        difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
+        difference="group" if not waited_for and len(calls) == 1 < len(groups) and None not in groups else "",
         culprit=culprit,
         culprit_reason="" if culprit is None else f"it {does}",
     )
@@ -595,12 +589,6 @@ def from_idle(record: RunRecord) -> Divergence | None:
     )
 
 
-def _one_line_in_several_groups(turns: tuple[NextCall, ...]) -> bool:
-    calls = {(turn.line, turn.signature and turn.signature.kind) for turn in turns}
-    groups = {turn.group for turn in turns}
-    return len(calls) == 1 and len(groups) > 1 and None not in groups
-
-
 def _callers_alone(lanes: Lanes, turns: tuple[NextCall, ...]) -> frozenset[int]:
     places = {turn.rank: (turn.line.file, turn.line.line) for turn in turns if turn.row is not None and turn.line}
     run = {rank: {lanes.line_of(site) for site in set(lanes.tracks[rank].site)} for rank in places}
@@ -612,40 +600,22 @@ def _callers_alone(lanes: Lanes, turns: tuple[NextCall, ...]) -> frozenset[int]:
     return frozenset(alone)
 
 
-def _from_swap(record: RunRecord, matcher: Matcher) -> Divergence | None:
-    told = any(signature.subject for signature in record.signatures)
-    swap = _first_exchange(record, matcher, _first_swap) if told else None
-    if swap is None:
+def _from_exchange(record: RunRecord, matcher: Matcher) -> Divergence | None:
+    """Describe ranks that call the same in another order: the turns of a loop, or else two collectives."""
+    swap = None
+    if any(signature.subject for signature in record.signatures):
+        swap = _first_exchange(record, matcher, _first_swap)
+    found = swap or _first_exchange(record, matcher, _first_crossing)
+    if found is None:
         return None
-    number, ranks, position = swap
+    number, ranks, position = found
     lanes, group = Lanes(record, matcher, number), record.groups[number]
     return Divergence(
-        form="swapped",
+        form="swapped" if swap else "crossed",
         group=group,
         sequence=position,
         last_common=lanes.turn(ranks[0], position - 1, False),
-        turns=turns(record, lanes, group.ranks, position, {}),
-        difference="order of a loop",
+        turns=turns(record, lanes, group.ranks if swap else ranks, position, {}),
+        proof=() if swap else turns(record, lanes, ranks, position + 1, {}),
+        difference="order of a loop" if swap else "order of two collectives",
     )
-
-
-def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:
-    crossing = _first_exchange(record, matcher, _first_crossing)
-    if crossing is None:
-        return None
-    number, ranks, position = crossing
-    lanes = Lanes(record, matcher, number)
-    return Divergence(
-        form="crossed",
-        group=record.groups[number],
-        sequence=position,
-        last_common=lanes.turn(ranks[0], position - 1, False),
-        turns=turns(record, lanes, ranks, position, {}),
-        proof=turns(record, lanes, ranks, position + 1, {}),
-        difference="order of two collectives",
-    )
-
-
-def _end_ns(record: RunRecord) -> int:
-    last = max((track.started_ns[len(track) - 1] for track in record.collectives if len(track)), default=0)
-    return record.job.ended_ns or max(last, *(dump.time_ns for dump in record.stacks), 0)

@@ -77,11 +77,9 @@ def longest_wait(record: RunRecord) -> LongWait | None:
         return found
     share = threshold(record, "long-wait")
     span_ns = record.job.ended_ns - record.job.started_ns
-    waits = []
-    for number in matcher.lanes:
-        timeout_ns = record.groups[number].timeout_ns
-        if timeout_ns and span_ns >= share * timeout_ns and matcher.is_comparable(number):
-            waits.append(_longest_in(record, Lanes(record, matcher, number), number))
+    limits = {number: record.groups[number].timeout_ns for number in matcher.lanes if matcher.is_comparable(number)}
+    long = [number for number, timeout_ns in limits.items() if timeout_ns and span_ns >= share * timeout_ns]
+    waits = (_longest_in(record, Lanes(record, matcher, number), number) for number in long)
     longest = max(filter(None, waits), key=lambda wait: wait.waited_ns / wait.timeout_ns, default=None)
     return longest if longest and longest.waited_ns >= share * longest.timeout_ns else None
 

@@ -201,11 +201,9 @@ class Matcher:
     def _compare_lanes(
         self, group: int, tracks: tuple[CollectiveTrack, CollectiveTrack], start: int, stop: int, record: RunRecord
     ) -> FirstMismatch | None:
-        one, other = (self.lanes[group][track.rank] for track in tracks)
-        signatures = [
-            lane.column(track.signature, start, stop) for lane, track in zip((one, other), tracks, strict=True)
-        ]
-        steps = [lane.column(track.step, start, stop) for lane, track in zip((one, other), tracks, strict=True)]
+        one, other = lanes = [self.lanes[group][track.rank] for track in tracks]
+        signatures = [lane.column(track.signature, start, stop) for lane, track in zip(lanes, tracks, strict=True)]
+        steps = [lane.column(track.step, start, stop) for lane, track in zip(lanes, tracks, strict=True)]
         if signatures[0] == signatures[1] and steps[0] == steps[1]:
             return None
         for offset in range(stop - start):

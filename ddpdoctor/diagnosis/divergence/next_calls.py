@@ -95,8 +95,7 @@ class Lanes:
 
     def place(self, rank: int, position: int) -> tuple[tuple[str, int], str, str] | None:
         """Line of an entry with what torch made it for: one line of a sharded model gathers many modules."""
-        row = self.row(rank, position)
-        line = None if row is None else self.line_of(self.tracks[rank].site[row])
+        row, line = self.row(rank, position), self.line(rank, position)
         if row is None or line is None:
             return None
         signature = self.record.signatures[self.tracks[rank].signature[row]]
@@ -145,7 +144,7 @@ def last_common_position(lanes: Lanes, ranks: Iterable[int], position: int) -> i
     lowest = max((lanes.lanes[rank].base for rank in members), default=0)
     lowest = max(lowest, position - WALK_BOUND)
     walked = position - 1
-    while walked >= lowest and _differs(lanes, members, walked):
+    while walked >= lowest and len({lanes.line(rank, walked) for rank in members} - {None}) > 1:
         walked -= 1
     run = {_pairing(lanes, members, entry) for entry in range(walked + 1, position)}
     if run:
@@ -208,8 +207,10 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         return NextCall(rank=number, action="elsewhere", kept_by=what, frames=user_frames(record, frames), stack=frames)
     frames = user_frames(record, stack)
     seen_ago_ns = _seen_ago_ns(record, number)
-    if not frames or _is_newer_than_stack(record, number):
-        heartbeat = record.heartbeat(number)
+    dump, heartbeat = _main_dump(record, number), record.heartbeat(number)
+    stands_since_ns = 0 if heartbeat is None else heartbeat.beat_at_ns - heartbeat.unchanged_ms * 1_000_000
+    # The newest heartbeat may have come well after the newest stack, from another place.
+    if not frames or dump is None or stands_since_ns > dump.time_ns + _BEAT_NS:
         frames = (() if heartbeat is None else record.site(heartbeat.site).frames) or frames
     endless = record.endless_loop(number) if rank is not None and rank.loops else None
     if endless is not None:
@@ -261,19 +262,16 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
     if dump is None or not dump.frames:
         return None
     outermost = dump.frames[-1]
-    if not (outermost.function == "_shutdown" and outermost.file.endswith("threading.py")):
-        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(record) else None
+    in_threading = outermost.file.endswith("threading.py")
+    if outermost.function != "_shutdown" or not in_threading:
+        # Where a thread trained it stands for the main one; else it is the function that Python calls at its end.
+        is_over = record.job.kind == "run" and _all_scripts_are_over(record) and not in_threading
+        return (f"exit handler `{outermost.function}`", dump.frames) if is_over else None
     threads = [other for other in record.stacks_of(rank) if not other.main and not other.daemon]
     newest_ns = max((other.time_ns for other in threads), default=0)
     # What is written of the threads of one moment is written at once.
     keeper = next((other for other in threads if newest_ns - other.time_ns < _ONE_LOOK_NS), None)
     return None if keeper is None else (f"thread {keeper.thread}", keeper.frames)
-
-
-def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
-    """Return the function that Python calls at its end; None where a thread trained, which stands for the main one."""
-    outermost = dump.frames[-1]
-    return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 
 
 @once_per_record()
@@ -305,15 +303,6 @@ def _seen_ago_ns(record: RunRecord, rank: int) -> int:
     return ago_ns if ago_ns > OLD_NS else 0
 
 
-def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
-    """Return whether the newest heartbeat of a rank came well after its newest stack, from another place."""
-    dump, heartbeat = _main_dump(record, rank), record.heartbeat(rank)
-    if dump is None or heartbeat is None:
-        return heartbeat is not None
-    stands_since_ns = heartbeat.beat_at_ns - heartbeat.unchanged_ms * 1_000_000
-    return stands_since_ns > dump.time_ns + _BEAT_NS
-
-
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames of a stack that are in the user's files."""
     files, beside = _user_files(record), os.path.dirname(record.job.script) + os.sep
@@ -325,12 +314,6 @@ def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...
 @once_per_record()
 def _user_files(record: RunRecord) -> frozenset[str]:
     return frozenset(frame.file for site in record.sites for frame in site.frames) | {record.job.script}
-
-
-def _differs(lanes: Lanes, ranks: list[int], position: int) -> bool:
-    lines = {lanes.line(rank, position) for rank in ranks}
-    lines.discard(None)
-    return len(lines) > 1
 
 
 def _pairing(lanes: Lanes, ranks: list[int], position: int) -> tuple[tuple[str, int] | None, ...]:

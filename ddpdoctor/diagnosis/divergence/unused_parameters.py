@@ -34,10 +34,10 @@ def unused_parameters(record: RunRecord) -> Iterator[Verdict]:
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
         missing = {
-            rank: names - frozen_names(record, rank, number)
+            rank: left
             for rank, names in _missing_by_rank(record, number, wraps).items()
+            if (left := names - frozen_names(record, rank, number))
         }
-        missing = {rank: names for rank, names in missing.items() if names}
         if missing:
             yield _describe(record, number, wraps, missing)
 
@@ -61,9 +61,8 @@ def never_used(record: RunRecord) -> Iterator[Verdict]:
             never.append(names - frozen_names(record, rank, number))
         names = frozenset.intersection(*never)
         if names:
-            steps = min(
-                sum(entry.rank == rank and entry.wrap == number for entry in record.missing_gradients) for rank in wraps
-            )
+            seen_on = [entry.rank for entry in record.missing_gradients if entry.wrap == number]
+            steps = min(map(seen_on.count, wraps))
             yield _describe(record, number, wraps, dict.fromkeys(wraps, names), steps)
 
 
@@ -127,21 +126,11 @@ def _reported(record: RunRecord) -> Iterator[MissingGradient]:
         wraps = [wrap for wrap in record.wraps if wrap.rank == rank.rank]
         if len(wraps) != 1:
             continue
-        reduced = [
-            tensor.name
-            for tensor in wraps[0].parameters
-            if tensor.requires_grad and tensor.name not in wraps[0].ignored
-        ]
+        reduced = wraps[0].reduced
         indices = [int(index) for index in said[1].split()]
         if max(indices) < len(reduced):
-            names = tuple(reduced[index] for index in indices)
+            names = tuple(reduced[index].name for index in indices)
             yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, parameters=names)
-
-
-def _frames_of_report(record: RunRecord, number: int) -> tuple[Frame, ...]:
-    rank = record.of_rank(number)
-    raised = () if rank is None else (error for error in rank.exceptions if UNFINISHED in error.message)
-    return next((error.frames for error in raised), ())
 
 
 def folded(names: Iterable[str]) -> tuple[str, ...]:
@@ -167,11 +156,8 @@ def folded(names: Iterable[str]) -> tuple[str, ...]:
 
 def frozen_names(record: RunRecord, rank: int, wrap: int) -> frozenset[str]:
     """Parameters of a wrap that a rank froze after it."""
-    found: set[str] = set()
-    for change in record.wrap_changes:
-        if (change.rank, change.wrap) == (rank, wrap):
-            found.update(change.frozen)
-    return frozenset(found)
+    own = (change for change in record.wrap_changes if (change.rank, change.wrap) == (rank, wrap))
+    return frozenset(name for change in own for name in change.frozen)
 
 
 def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> dict[int, frozenset[str]]:
@@ -212,8 +198,12 @@ def _describe(
         sentence = f"on {rank_list(ranks)} {sentence}; {contrast}, so the job hangs or fails in the next step"
     wrapped = site_location(record.site(wrap.site))
     cuts = () if differs else _cuts(record, wrap, everywhere)
+    remedy = _remedy(wrapped, differs, _is_served(wrap))
     if cuts:
-        sentence += f"; {cuts[0][0]} at {_named(cuts[0][1])} ends the graph: its results carry no gradient"
+        gather = f"{cuts[0][0]} at {_named(cuts[0][1])}"
+        sentence += f"; {gather} ends the graph: its results carry no gradient"
+        remedy = f"Use torch.distributed.nn.functional.all_gather, which carries gradients, instead of {gather}; or "
+        remedy += "put the rank's own tensor back into the result: gathered[rank] = features."
     severity = None
     if steps:
         sentence += f"; in none of {steps} steps, on no rank, and find_unused_parameters=True hides it"
@@ -222,18 +212,11 @@ def _describe(
         severity = Severity.ERROR if cuts else severity
     return Verdict(
         sentence=sentence,
-        remedy=_of_cut(*cuts[0]) if cuts else _remedy(wrapped, differs, _is_served(wrap)),
+        remedy=remedy,
         ranks=tuple(sorted(missing)),
         locations=tuple(dict.fromkeys((*(place for _, place in cuts), wrapped, backward.location))),
         because=reasons,
         severity=severity,
-    )
-
-
-def _of_cut(kind: str, place: Location) -> str:
-    return (
-        f"Use torch.distributed.nn.functional.all_gather, which carries gradients, instead of {kind} at "
-        f"{_named(place)}; or put the rank's own tensor back into the result: gathered[rank] = features."
     )
 
 
@@ -244,7 +227,9 @@ def _reason(
     tensors = [tensor for tensor in wrap.parameters if tensor.name in names]
     elements, size_bytes = sum(math.prod(one.shape) for one in tensors), sum(one.size_bytes for one in tensors)
     event = next(entry for entry in missing_gradients(record) if entry.rank == ranks[0] and entry.wrap == number)
-    frames = record.site(event.site).frames or _frames_of_report(record, ranks[0])
+    raised = (error for rank in record.ranks if rank.rank == ranks[0] for error in rank.exceptions)
+    reports = (error.frames for error in raised if UNFINISHED in error.message)
+    frames = record.site(event.site).frames or next(reports, ())
     text = (
         f"{rank_list(ranks)}: no gradient for {', '.join(folded(names))}: {len(names):,} parameters, {elements:,} "
         f"elements, {size_bytes:,} bytes"

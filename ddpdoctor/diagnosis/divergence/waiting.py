@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Lane, Matcher
+from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Matcher
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.record.model import Rank, RunRecord, Site
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature, Wait
@@ -80,12 +80,9 @@ def missing_peer(record: RunRecord, track: CollectiveTrack, row: int) -> tuple[i
 
 def _peers(record: RunRecord, track: CollectiveTrack, group: int, kind: str, stop: int) -> list[int | None]:
     """Peers of the calls of one kind that a rank made in a group before the row ``stop``."""
-    found = []
-    for index, made_in in zip(track.signature[:stop], track.group[:stop], strict=True):
-        signature = record.signatures[index]
-        if made_in == group and signature.kind == kind:
-            found.append(signature.root)
-    return found
+    made = zip(track.signature[:stop], track.group[:stop], strict=True)
+    calls = (record.signatures[index] for index, made_in in made if made_in == group)
+    return [call.root for call in calls if call.kind == kind]
 
 
 LEFT = frozenset({"finished", "left-by-exit", "raised", "signalled"})
@@ -167,9 +164,11 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
                 )
             continue
         lanes = matcher.lanes.get(track.group[row], {})
-        position = _position_of(lanes.get(rank.rank), row)
-        if position is None:
+        own = lanes[rank.rank].rows if rank.rank in lanes else ()
+        offset = bisect_left(own, row)
+        if row not in own[offset : offset + 1]:
             continue
+        position = lanes[rank.rank].base + offset
         at = track.group[row], position
         if at not in missing:  # Thousands of ranks wait at one place for the same few.
             members = record.groups[track.group[row]].ranks
@@ -279,13 +278,6 @@ def _row_waited_in(rank: Rank, track: CollectiveTrack, *, flights: bool) -> int 
     if (rank.end == "raised" and is_echo(rank)) or (rank.end == "signalled" and incomplete and not rank.main_finished):
         return len(track) - 1
     return None
-
-
-def _position_of(lane: Lane | None, row: int) -> int | None:
-    if lane is None:
-        return None
-    offset = bisect_left(lane.rows, row)
-    return lane.base + offset if offset < len(lane.rows) and lane.rows[offset] == row else None
 
 
 def _store_waits(record: RunRecord) -> list[Blocked]:

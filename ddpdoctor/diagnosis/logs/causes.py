@@ -85,15 +85,6 @@ def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool
     return by_threads or not surely_before(effect, cause, evidence)
 
 
-def explained(groups: Sequence[Sequence[Incident]], evidence: LogEvidence) -> tuple[int, ...]:
-    """Return the places of the groups whose first incident can follow from that of another group."""
-    return tuple(
-        place
-        for place, group in enumerate(groups)
-        if any(other is not group and may_follow(group[0], other[0], evidence) for other in groups)
-    )
-
-
 def surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool:
     """Return whether an incident came before another, by its place in the one log or by the clock."""
     if evidence.ordered:
@@ -347,15 +338,9 @@ def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
     """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
     if ending.kind != "left":
         return ending
-    said = [
-        one
-        for one in told
-        if one.kind == "said"
-        and one.trouble == "exception"
-        and one.type != ERROR_LINE
-        and one.rank in (ending.rank, None)
-        and one.position < ending.position
-    ]
+    before = (one for one in told if one.kind == "said" and one.position < ending.position)
+    lines = (one for one in before if one.trouble == "exception" and one.type != ERROR_LINE)
+    said = [one for one in lines if one.rank in (ending.rank, None)]
     if any(one.rank is None for one in said) and len({(one.type, one.message) for one in said}) > 1:
         said = []  # Whose words which are is not known.
     return replace(said[-1], kind="raised", exit_code=ending.exit_code) if said else ending
@@ -365,21 +350,18 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     """Leave out what says less of the same: lines beside a traceback, signals that the launcher reports as well."""
     told = {(one.rank, one.kind) for one in incidents if one.frames and one.type}
     launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
-    reasons = {
-        one.signal: one.message.partition("; terminate called")[0] for one in incidents if one.type == "terminate"
-    }
+    aborts = (one for one in incidents if one.type == "terminate")
+    reasons = {one.signal: one.message.partition("; terminate called")[0] for one in aborts}
     kept: list[Incident] = []
     for one in sorted(incidents, key=lambda one: (one.time_ns == 0, one.time_ns if not one.file else 0, one.position)):
-        shadow = not one.frames and one.type == "" and (one.rank, one.kind) in told
-        unknown = not one.frames and one.type == "" and one.rank is None and any(kind == one.kind for _, kind in told)
-        repeated = (
-            one.kind == "signalled" and one.type in ("shell", "terminate") and launcher and one.signal in launcher
-        )
+        bare = not one.frames and one.type == ""
+        shadow = bare and any(kind == one.kind and one.rank in (rank, None) for rank, kind in told)
+        repeated = one.kind == "signalled" and one.type in ("shell", "terminate") and one.signal in launcher
         # DeepSpeed's launcher, and whoever started a launcher, repeat that some rank has ended.
         announced = one.type in _REPEATING and any(
             other.kind in OWN and other.type not in (*_REPEATING, "launcher") for other in incidents
         )
-        if not (shadow or unknown or repeated or announced or _says_less_than_another(one, incidents)):
+        if not (shadow or repeated or announced or _says_less_than_another(one, incidents)):
             why = reasons.get(one.signal) if one.type == "launcher" and one.kind == "signalled" else None
             kept.append(replace(one, message=why) if why else one)
     if any(one.kind == "ended-from-outside" for one in kept):
@@ -413,11 +395,9 @@ def _likeness(one: Incident) -> object:
         return one.kind, _is_own(one)
     if one.kind in ("signalled", "left"):
         return one.kind, one.signal, one.exit_code
-    if one.kind in ("killed-by-kernel", "killed-by-scheduler"):
+    if one.kind in ("killed-by-kernel", "killed-by-scheduler", "gpu"):
         return one.kind, one.type
     own = user_frames(one.frames)
-    if one.kind == "gpu":
-        return one.kind, one.type
     if one.kind == "cuda" and not own and "ssert" in one.message:
         return one.kind, "assertion"
     if one.trouble not in ("out-of-memory", "exception"):
@@ -437,8 +417,9 @@ def _ends_what_waited(one: Incident, groups: Sequence[tuple[Incident, ...]], evi
 
 
 def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
-    followed = explained(groups, evidence)
-    groups = [group for place, group in enumerate(groups) if place not in followed] or groups
+    # Those whose first incident can follow from that of another group are echoes.
+    follows = [any(one is not group and may_follow(group[0], one[0], evidence) for one in groups) for group in groups]
+    groups = [group for group, is_echo in zip(groups, follows, strict=True) if not is_echo] or groups
     own = [group for group in groups if _is_own(group[0]) and not _ends_what_waited(group[0], groups, evidence)]
     hardware = [group for group in own if group[0].kind in ("gpu", "killed-by-kernel")]
     told = [group[0] for group in own]
@@ -448,18 +429,15 @@ def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) 
         return hardware[0]
     if own:
         return min(own, key=lambda group: _order(group[0], own, evidence))
-    for kind in ("timed-out", "stuck", "no-rendezvous", "lost-peer"):
-        for group in groups:
-            if group[0].kind == kind:
-                return group
-    return groups[0]
+    usual = ("timed-out", "stuck", "no-rendezvous", "lost-peer")
+    found = (group for kind in usual for group in groups if group[0].kind == kind)
+    return next(found, groups[0])
 
 
 def _order(one: Incident, groups: Iterable[Sequence[Incident]], evidence: LogEvidence) -> tuple[object, ...]:
     by_time = not evidence.ordered and all(group[0].time_ns for group in groups)
-    weak = one.kind in ("left", "interrupted", "killed-by-scheduler") or (
-        one.kind == "signalled" and one.signal in (15, None)
-    )
+    weak = one.kind in ("left", "interrupted", "killed-by-scheduler")
+    weak = weak or (one.kind == "signalled" and one.signal in (SIGTERM, None))
     return (weak, one.time_ns if by_time else 0, one.position)
 
 
@@ -483,16 +461,10 @@ def _judged(
         cause = _of_signal(cause, groups)
     if cause.first.kind == "left":
         cause = _of_the_first_to_leave(cause, endings)
-    rivals = [
-        group
-        for group in groups
-        if group is not failed
-        and _is_own(group[0])
-        and group[0].kind not in ("left", "interrupted", "ended-from-outside")
-    ]
-    doubtful = [group[0] for group in rivals if not _is_later(group[0], cause.first, evidence)]
-    doubtful = [one for one in doubtful if one not in cause.behind and cause.first.kind != "gpu"]
-    if doubtful:
+    others = [group[0] for group in groups if group is not failed and _is_own(group[0])]
+    rivals = [one for one in others if one.kind not in ("left", "interrupted", "ended-from-outside")]
+    doubtful = [one for one in rivals if one not in cause.behind and not _is_later(one, cause.first, evidence)]
+    if doubtful and cause.first.kind != "gpu":
         cause = replace(cause, doubt="the logs do not show which of several failures came first")
     return cause
 
@@ -503,17 +475,17 @@ def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
         return True  # How launchers and schedulers end the ranks that are left.
     if one.kind == "signalled" and one.type == "launcher" and first.type != "launcher":
         return first.rank == one.rank
-    if evidence.ordered or one.file == first.file:
-        return one.position > first.position
-    return bool(one.time_ns and first.time_ns) and one.time_ns > first.time_ns + ONE_MOMENT_NS
+    return one.position > first.position if one.file == first.file else surely_before(first, one, evidence)
 
 
 def _cause(group: Sequence[Incident], role: Role) -> LogCause:
-    ranks = tuple(sorted({one.rank for one in group if one.rank is not None}))
-    absent = tuple(sorted({rank for one in group for rank in one.absent}))
-    attempts = tuple(sorted({one.attempt for one in group}))
     return LogCause(
-        trouble=group[0].trouble, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts
+        trouble=group[0].trouble,
+        role=role,
+        incidents=tuple(group),
+        ranks=tuple(sorted({one.rank for one in group if one.rank is not None})),
+        absent=tuple(sorted({rank for one in group for rank in one.absent})),
+        attempts=tuple(sorted({one.attempt for one in group})),
     )
 
 
@@ -533,14 +505,11 @@ def _of_timeout(
     unnamed = sum(one.rank is None for one in waiting)
     if not cause.absent and unnamed >= len(absent):
         absent = set()  # As many report it without saying who they are.
-    enqueued = {
-        one.rank: one.last_enqueued for one in cause.incidents if one.rank is not None and one.last_enqueued is not None
-    }
+    counts = ((one.rank, one.last_enqueued) for one in cause.incidents)
+    enqueued = {rank: count for rank, count in counts if rank is not None and count is not None}
     if not cause.absent and not absent and len(set(enqueued.values())) > 1:
-        least = min(value for value in enqueued.values() if value is not None)
-        behind = {rank for rank, value in enqueued.items() if value == least and rank is not None}
-        if len(behind) < len(enqueued):
-            return replace(cause, absent=tuple(sorted(behind)))
+        least = min(enqueued.values())
+        return replace(cause, absent=tuple(sorted(rank for rank, count in enqueued.items() if count == least)))
     nobody_missing = not absent and len(waiting) > 1 and len({one.group for one in waiting}) == 1
     if nobody_missing and len(calls) > 1:
         lines = {frames for frames, _ in calls}
@@ -564,9 +533,8 @@ def _of_one_number(waiting: Sequence[Incident]) -> list[Incident]:
     for one in waiting:
         if one.collective and one.rank is not None and one.sequence and (one.group or one.sequence > _FIRST_NUMBERS):
             at.setdefault((one.group, one.sequence), {})[one.rank] = one
-    return next(
-        (list(ranks.values()) for ranks in at.values() if len({one.collective for one in ranks.values()}) > 1), []
-    )
+    apart = (ranks.values() for ranks in at.values() if len({one.collective for one in ranks.values()}) > 1)
+    return list(next(apart, ()))
 
 
 def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[RankEnding]) -> LogCause:
@@ -638,12 +606,11 @@ def _of_the_first_to_leave(cause: LogCause, endings: Sequence[RankEnding]) -> Lo
 def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCause:
     """A SIGKILL and the kernel's word that memory had run out are one."""
     others = [one for group in groups for one in group if one not in cause.incidents]
-    if cause.first.kind == "killed-by-kernel":
-        killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
-        ranks = tuple(sorted({*cause.ranks, *(one.rank for one in killed if one.rank is not None)}))
-        return replace(cause, ranks=ranks, behind=tuple(killed))
-    memory = [one for one in others if one.kind == "killed-by-kernel"]
-    return replace(cause, behind=tuple(memory))
+    if cause.first.kind != "killed-by-kernel":
+        return replace(cause, behind=tuple(one for one in others if one.kind == "killed-by-kernel"))
+    killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
+    ranks = tuple(sorted({*cause.ranks, *(one.rank for one in killed if one.rank is not None)}))
+    return replace(cause, ranks=ranks, behind=tuple(killed))
 
 
 def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> frozenset[int]:

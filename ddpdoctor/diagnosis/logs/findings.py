@@ -12,7 +12,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.logs import remedies
-from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
+from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list
@@ -28,8 +28,11 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             is_cause = cause.role == "cause" and not explains_the_death(record)
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             usual = remedy if isinstance(remedy, str) else remedy(cause)
+            title = f"{remedies.title(cause)}{WENT_ON if cause.survived else ''}"
+            if cause.leads and not is_cause and not cause.survived:
+                title = f"in attempt {cause.attempts[0] + 1} of the launcher, {title}"
             yield check.finding(
-                _title(cause, is_cause=is_cause),
+                title,
                 basis="log",
                 remedy=next((one.implies for one in cause.incidents if one.implies), usual)
                 if is_cause
@@ -43,31 +46,19 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _title(cause: LogCause, *, is_cause: bool) -> str:
-    if cause.survived:
-        return remedies.title(cause) + WENT_ON
-    if is_cause or not cause.leads:
-        return remedies.title(cause)
-    return f"in attempt {cause.attempts[0] + 1} of the launcher, {remedies.title(cause)}"
-
-
 def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
     """Yield where the ranks' collectives part by the dumps, if this check reports it, and what the logs say."""
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
-        finding = _of_dumps(divergence_finding(check, record, parting.divergence, remedy(parting.divergence)))
-        evidence = finding.evidence
+        finding = divergence_finding(check, record, parting.divergence, remedy(parting.divergence))
+        # What a divergence in a record of logs rests on are the dumps.
+        evidence = tuple(replace(fact, basis="dump") if fact.basis == "log" else fact for fact in finding.evidence)
+        basis = frozenset(fact.basis for fact in evidence) or finding.basis
         if record.stacks:
             evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))
-        yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
+        yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence, basis=basis)
     yield from from_log(check, record)
-
-
-def _of_dumps(finding: Finding) -> Finding:
-    """Return the finding with the dumps as what it rests on, which divergences of a record of logs do."""
-    evidence = tuple(replace(fact, basis="dump") if fact.basis == "log" else fact for fact in finding.evidence)
-    return replace(finding, evidence=evidence, basis=frozenset(fact.basis for fact in evidence) or finding.basis)
 
 
 def explains_the_death(record: RunRecord) -> bool:
@@ -86,16 +77,12 @@ class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str = ""
 
 
+@once_per_record()
 def parting_of(record: RunRecord) -> DumpParting | None:
     """Return the one divergence that dumps, or the stacks of living ranks, show.
 
     Of dumps: among the ranks that left one, and only then with those that did not.
     """
-    return _parting_of(record) if record.collectives or record.stacks else None
-
-
-@once_per_record()
-def _parting_of(record: RunRecord) -> DumpParting | None:
     if record.stacks:
         parted = parted_stacks(record)
         seen = None if parted is None else DumpParting(divergence=parted[0], trouble=parted[1], doubt=parted[2])
@@ -103,28 +90,24 @@ def _parting_of(record: RunRecord) -> DumpParting | None:
         # Recorders are read one after the other: of ranks that move they do not show one moment.
         stands = all(rank.stuck for rank in record.ranks if rank.rank in {dump.rank for dump in record.stacks})
         return seen if told or not record.collectives or not stands else _by_tracks(record) or seen
-    return _by_tracks(record)
+    return _by_tracks(record) if record.collectives else None
 
 
 def _by_tracks(record: RunRecord) -> DumpParting | None:
     """Return where the ranks diverge by what their flight recorders hold."""
     present = frozenset(track.rank for track in record.collectives)
-    among = record if len(present) == len(record.ranks) else _restricted(record, present)
-    divergence = find_divergence(among)
-    if divergence is not None:
-        return DumpParting(divergence=divergence, trouble=classify(divergence, among), doubt=record.logs.dumps_doubt)
-    if among is record:
-        return None
-    silent = [rank.rank for rank in record.ranks if rank.rank not in present]
-    divergence = find_divergence(record)
-    if divergence is None:
-        return None
-    doubt = f"{rank_list(silent)} left no dump, and may have reached it nevertheless"
-    return DumpParting(divergence=divergence, trouble=classify(divergence, record), doubt=doubt)
-
-
-def _restricted(record: RunRecord, present: frozenset[int]) -> RunRecord:
-    """Return the record as if the ranks with a dump were the whole job."""
-    groups = tuple(replace(group, ranks=tuple(filter(present.__contains__, group.ranks))) for group in record.groups)
-    ranks = tuple(rank for rank in record.ranks if rank.rank in present)
-    return replace(record, groups=groups, ranks=ranks)
+    looks = [(record, record.logs.dumps_doubt)]
+    if len(present) != len(record.ranks):
+        groups = (replace(one, ranks=tuple(filter(present.__contains__, one.ranks))) for one in record.groups)
+        ranks = tuple(rank for rank in record.ranks if rank.rank in present)
+        silent = rank_list(rank.rank for rank in record.ranks if rank.rank not in present)
+        # First as if the ranks with a dump were the whole job.
+        looks = [
+            (replace(record, groups=tuple(groups), ranks=ranks), record.logs.dumps_doubt),
+            (record, f"{silent} left no dump, and may have reached it nevertheless"),
+        ]
+    for among, doubt in looks:
+        divergence = find_divergence(among)
+        if divergence is not None:
+            return DumpParting(divergence=divergence, trouble=classify(divergence, among), doubt=doubt)
+    return None

@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
-from ddpdoctor.finding import Fact, Location, Trouble, signal_name
+from ddpdoctor.finding import Fact, Location, Trouble, grouped, signal_name
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
@@ -114,9 +114,8 @@ def of_echo(cause: LogCause) -> str:
     if cause.survived:
         return "Nothing shows that a process ended because of it: the log goes on as before."
     if cause.leads:
-        return (
-            f"It ended attempt {cause.attempts[0] + 1} of the launcher, after the first cause had ended an earlier one."
-        )
+        number = cause.attempts[0] + 1
+        return f"It ended attempt {number} of the launcher, after the first cause had ended an earlier one."
     return "It followed from the first cause: fix that one first."
 
 
@@ -318,7 +317,7 @@ TEARDOWN = "terminate called without an active exception"
 
 def title(cause: LogCause) -> str:
     """Say in one sentence what happened, to whom, and where."""
-    first = cause.first
+    first, who, at = cause.first, _who(cause), _at(cause.first)
     match first.kind:
         case "timed-out":
             return _of_timeout(cause)
@@ -328,23 +327,24 @@ def title(cause: LogCause) -> str:
             return _of_lost_peer(cause)
         case "signalled":
             if not first.signal:
-                who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
-                return f"{who} ended unexpectedly, and without an exception"
+                whose = f"the process of {who}" if cause.of_training else who
+                return f"{whose} ended unexpectedly, and without an exception"
             why = first.message.partition("; terminate called")[0] if first.type in ("launcher", "terminate") else ""
             after = f" after it had printed “{why}”" if why and not why.startswith("terminate called") else ""
-            return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}{after}"
+            return f"{who} {_was(cause)} killed by {signal_name(first.signal)}{after}"
         case "stuck":
             if first.type == IN_THE_KERNEL:
-                return f"the process of {_who(cause)} was stuck in the kernel, where no signal can end it"
+                return f"the process of {who} was stuck in the kernel, where no signal can end it"
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
-            return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
+            return f"the NCCL watchdog of {who} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
             library = "HIP" if first.type == "HIP error" else "CUDA"
-            return f"{_who(cause)} failed with a {library} error{_at(first)}: {_of_cuda(first)}"
+            text = " ".join(first.message.partition("\n")[0].split())
+            return f"{who} failed with a {library} error{at}: {text.partition('CUDA error: ')[2] or text}"
         case "left":
             if first.exit_code == NO_CODE:
-                return f"{_who(cause)} failed; neither an exit code nor a traceback is in the log"
-            return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
+                return f"{who} failed; neither an exit code nor a traceback is in the log"
+            return f"{who} left with exit code {first.exit_code} and without a traceback"
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
@@ -355,45 +355,40 @@ def title(cause: LogCause) -> str:
             return _of_scheduler(first)
         case "worker-lost":
             how = f" by {signal_name(first.signal)}" if first.signal else ""
-            return f"a loader worker of {_who(cause)} {'was killed' + how if how else 'disappeared'}{_at(first)}"
+            return f"a loader worker of {who} {'was killed' + how if how else 'disappeared'}{at}"
         case "ended-from-outside":
             return f"the job was ended externally: its launcher received {signal_name(first.signal)}"
         case "interrupted":
-            return f"{_who(cause)} {_was(cause)} interrupted (Ctrl-C, SIGINT){_at(first)}"
+            return f"{who} {_was(cause)} interrupted (Ctrl-C, SIGINT){at}"
         case "gpu":
             meaning = xid(number_of(first.type)).meaning
-            return f"a GPU of {_who(cause)} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
+            return f"a GPU of {who} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
         case "nccl":
-            return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
+            return f"NCCL failed on {who}{at}: {_of_nccl(cause)}"
         case "no-rendezvous":
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
     names = next((one.unused for one in cause.incidents if one.unused), ())
     if first.trouble == "unused-parameters":
-        return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(first)}"
+        return f"on {who} {_parameters(names)} got no gradient{at}"
     if first.trouble == "ready-twice":
-        return (
-            f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
-        )
+        return f"on {who} {_parameters(names) if names else 'a parameter'} was marked as ready twice{at}"
     if first.trouble == "out-of-memory":
         gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
-        return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
+        return f"{who} ran out of {gpu}memory{at}"
     if first.trouble == "shared-memory":
-        return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
+        return f"{who} ran out of shared memory{at}: {incident_text(first)}"
     if first.type == "NCCL WARN":
-        return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
+        return f"NCCL failed on {who}: {incident_text(first)}"
     if first.type == NO_START:
         return f"the job did not start: {incident_text(first)}"
     if first.type == ERROR_LINE:
-        return f"the log ends with an error of {_who(cause)}: {incident_text(first)}"
+        return f"the log ends with an error of {who}: {incident_text(first)}"
     if first.type == "usage error":
-        return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
+        return f"{who} ended with a usage error: {incident_text(first)}"
     if not first.type:
-        return f"{_who(cause)} raised an exception{_at(first)} whose message is not in the log"
-    return (
-        f"{_who(cause)} raised {first.type}{_at(first)}: {incident_text(first)}"
-        if incident_text(first)
-        else f"{_who(cause)} raised {first.type}{_at(first)}"
-    )
+        return f"{who} raised an exception{at} whose message is not in the log"
+    said = incident_text(first)
+    return f"{who} raised {first.type}{at}{said and f': {said}'}"
 
 
 def incident_text(one: Incident) -> str:
@@ -446,13 +441,8 @@ def _sentence(one: Incident) -> str:
     where = f" on {one.host}" if one.host else ""
     log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
     if one.kind in ("signalled", "left") and one.type == "launcher":
-        how = (
-            f"was killed by {signal_name(one.signal)}"
-            if one.signal
-            else "failed"
-            if one.exit_code == NO_CODE
-            else f"left with exit code {one.exit_code}"
-        )
+        how = "failed" if one.exit_code == NO_CODE else f"left with exit code {one.exit_code}"
+        how = f"was killed by {signal_name(one.signal)}" if one.signal else how
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
     if one.process and one.rank is None:
@@ -485,7 +475,10 @@ def _of_mismatch(cause: LogCause) -> str:
         return f"the ranks build DDP from different models{_at(first)}: {incident_text(first)}"
     if cause.trouble == "rank-branch":
         return f"the ranks were in different collectives: {_apart(cause.incidents)}"
-    differs = _difference(first.message)
+    # ProcessGroupWrapper lists what differs, as ``in: Op type: BROADCAST vs ALLREDUCE``.
+    listed = first.message.partition("differ in the following aspects:")[2]
+    told = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
+    differs = f": {told[:MESSAGE_CHARACTERS]}" if told else ""
     where = next((_at(one) for one in (*cause.incidents, *cause.behind) if user_frames(one.frames)), "")
     if "preamble" in first.message or "data size doesn't match" in first.message:
         return (
@@ -498,25 +491,12 @@ def _of_mismatch(cause: LogCause) -> str:
     return f"{whose}{where} differ{differs}"
 
 
-def _difference(message: str) -> str:
-    """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
-    _, found, listed = message.partition("differ in the following aspects:")
-    text = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
-    return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""
-
-
 def _apart(incidents: Sequence[Incident]) -> str:
-    by_call: dict[str, list[int]] = {}
     named = {one.rank for one in incidents if one.collective}
-    for one in incidents:
-        if not one.collective and one.rank in named:
-            continue
-        by_call.setdefault(f"{one.collective or 'a collective'}{_at(one)}", []).append(
-            -1 if one.rank is None else one.rank
-        )
+    apart = (one for one in incidents if one.collective or one.rank not in named)
     parts = []
-    for call, ranks in by_call.items():
-        known = [rank for rank in ranks if rank >= 0]
+    for call, alike in grouped(apart, lambda one: f"{one.collective or 'a collective'}{_at(one)}").items():
+        known = [one.rank for one in alike if one.rank is not None]
         parts.append(f"{rank_list(known) if known else 'one'} in {call}")
     return "; ".join(parts)
 
@@ -545,23 +525,18 @@ def _of_scheduler(one: Incident) -> str:
     }
     if one.type == "launch":
         return f"the scheduler could not start a task on {one.host}"
-    return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}" + (
-        f" ({one.host})" if one.host else ""
-    )
+    where = f" ({one.host})" if one.host else ""
+    return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}{where}"
 
 
 def _parameters(names: Sequence[str]) -> str:
     """Return the parameters by their names, or by their indices where these are known only."""
-    shown = ", ".join(names[:UNUSED_SHOWN]) + (
-        f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
-    )
     if not names:
         return "some parameters"
-    some = "parameters" if len(names) > 1 else "parameter"
-    if not names[0].startswith("#"):
-        return f"{some} {shown}"
-    indices = "indices" if len(names) > 1 else "index"
-    return f"{some} with the {indices} {shown.replace('#', '')}"
+    more = f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
+    shown = ", ".join(names[:UNUSED_SHOWN]) + more
+    some, indices = ("parameters", "indices") if len(names) > 1 else ("parameter", "index")
+    return f"{some} with the {indices} {shown.replace('#', '')}" if names[0].startswith("#") else f"{some} {shown}"
 
 
 def _of_nccl(cause: LogCause) -> str:
@@ -570,12 +545,6 @@ def _of_nccl(cause: LogCause) -> str:
     texts = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
     own = sorted(texts, key=lambda text: text.startswith("nccl"))
     return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
-
-
-def _of_cuda(one: Incident) -> str:
-    """Return what CUDA says, without what stands before and after it."""
-    text = " ".join(one.message.partition("\n")[0].split())
-    return text[text.find("CUDA error: ") + 12 :] if "CUDA error: " in text else text
 
 
 def _of_rendezvous(cause: LogCause) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 
 import msgspec
 
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.measured import Gpu, GpuSample, StepTrack
+from ddpdoctor.record.streams.measured import Gpu, StepTrack
 
 WINDOW_NS = 120_000_000_000
 """How far back the figures look."""
@@ -44,7 +43,9 @@ def gpu_uses(record: RunRecord) -> tuple[GpuUse, ...]:
     """Return the use of every GPU that ranks train on and that was looked at while they did."""
     tracks = {track.rank: track for track in record.step_tracks if len(track)}
     newest_ns = max((track.ended_at_ns[-1] for track in tracks.values()), default=0)
-    found = (_use(gpu, tracks, newest_ns - WINDOW_NS, spins=waits_on_the_gpu(record)) for gpu in record.gpus)
+    # Waiting for other ranks is a kernel on the GPU with NCCL; gloo waits on the CPU.
+    spins = "nccl" in " ".join([record.job.backend, *(group.backend for group in record.groups)])
+    found = (_use(gpu, tracks, newest_ns - WINDOW_NS, spins=spins) for gpu in record.gpus)
     return tuple(use for use in found if use is not None)
 
 
@@ -59,28 +60,19 @@ def mean_utilisation(record: RunRecord) -> tuple[float | None, float | None]:
     )
 
 
-def waits_on_the_gpu(record: RunRecord) -> bool:
-    """Return whether waiting for other ranks is a kernel on the GPU, as with NCCL; gloo waits on the CPU."""
-    return "nccl" in " ".join([record.job.backend, *(group.backend for group in record.groups)])
-
-
 def computing_percent(utilisation_percent: float, communication_share: float, *, spins: bool) -> float:
     """Utilisation without the share of time in which the GPU only spins in kernels of communication."""
     return max(0.0, utilisation_percent - 100 * communication_share) if spins else utilisation_percent
 
 
-def training_samples(samples: Sequence[GpuSample], tracks: Sequence[StepTrack], since_ns: int) -> list[GpuSample]:
-    """Return the samples that fall wholly into steps of all ranks, not into start-up, evaluation or a checkpoint."""
-    spans = [_spans(track, since_ns) for track in tracks]
-    return [sample for sample in samples if all(_within(sample.taken_at_ns, own) for own in spans)]
-
-
 def _use(gpu: Gpu, tracks: dict[int, StepTrack], since_ns: int, *, spins: bool) -> GpuUse | None:
     own = [tracks[rank] for rank in gpu.ranks if rank in tracks]
+    spans = [_spans(track, since_ns) for track in own]
+    # Those that fall wholly into steps of all ranks, not into start-up, evaluation or a checkpoint.
     looks = [
         sample.utilisation_percent
-        for sample in training_samples(gpu.samples, own, since_ns)
-        if sample.utilisation_percent is not None
+        for sample in gpu.samples
+        if sample.utilisation_percent is not None and all(_within(sample.taken_at_ns, one) for one in spans)
     ]
     if not own or not looks:
         return None

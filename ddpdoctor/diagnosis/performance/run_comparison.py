@@ -48,11 +48,9 @@ def lost_scaling(record: RunRecord) -> Iterator[Verdict]:
         f"{one:,.0f} samples/s of one rank",
         remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
         because=(
-            (
-                f"100% would be {ranks * one:,.0f} samples/s",
-                None,
-                {"efficiency": efficiency, "samples_per_s": summary.samples_per_s},
-            ),
+            f"100% would be {ranks * one:,.0f} samples/s",
+            None,
+            {"efficiency": efficiency, "samples_per_s": summary.samples_per_s},
         ),
     )
 
@@ -181,11 +179,9 @@ def _columns(ranks: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> dic
 
 def _exposed(ranks: Sequence[RankSteps], places: Sequence[Sequence[int]]) -> dict[str, list[float]]:
     """Exposed communication of the steps that were sampled on all ranks; a part of backward."""
-    sampled = [
-        fmean(steps.exposed_ns[at] for steps, at in zip(ranks, positions, strict=True))
-        for positions in zip(*places, strict=True)
-        if all(steps.exposed_ns[at] >= 0 for steps, at in zip(ranks, positions, strict=True))
-    ]
+    both = list(zip(ranks, places, strict=True))
+    exposed = zip(*([steps.exposed_ns[at] for at in own] for steps, own in both), strict=True)
+    sampled = [fmean(of_ranks) for of_ranks in exposed if min(of_ranks) >= 0]
     return {"exposed communication": sampled} if len(sampled) >= BLOCKS else {}
 
 
@@ -233,11 +229,8 @@ _AMOUNTS: Mapping[str, Callable[[RunSummary], float | None]] = {
 def _settings(before: RunRecord, after: RunRecord) -> list[tuple[str, str, str]]:
     """Return what was set differently, by name."""
     told = [_settings_of(record) for record in (before, after)]
-    return [
-        (name, told[0].get(name, ""), told[1].get(name, ""))
-        for name in sorted({*told[0], *told[1]})
-        if told[0].get(name, "") != told[1].get(name, "")
-    ]
+    both = [(name, *(one.get(name, "") for one in told)) for name in sorted({*told[0], *told[1]})]
+    return [(name, was, now) for name, was, now in both if was != now]
 
 
 _OF_THE_TOOL = frozenset({"PYTHONPATH", "MASTER_PORT"})

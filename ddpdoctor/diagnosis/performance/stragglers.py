@@ -123,9 +123,7 @@ def enough_steps(record: RunRecord) -> RunSummary:
 
 def holds(record: RunRecord, claim: Callable[[RunSummary], bool]) -> bool:
     """Return whether a claim is true of the whole run and of at least three of its four quarters."""
-    if not claim(enough_steps(record)):
-        return False
-    return sum(map(claim, quarters(record))) >= HOLDS_IN
+    return claim(enough_steps(record)) and sum(map(claim, quarters(record))) >= HOLDS_IN
 
 
 def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSummary:
@@ -226,9 +224,7 @@ def straggler(record: RunRecord) -> Straggler | None:
         late = late_ranks(part, limit)
         return late[1] if late is not None and late[0] == ranks else 0.0
 
-    if not holds(record, lambda part: gap_in(part) > 0):
-        return None
-    if not _beyond_chance(record, ranks):
+    if not holds(record, lambda part: gap_in(part) > 0) or not _beyond_chance(record, ranks):
         return None
     summary = typical(record, gap_in)
     gap_ns = gap_in(summary)
@@ -239,8 +235,10 @@ def straggler(record: RunRecord) -> Straggler | None:
         return None
     late = [rank for rank in summary.ranks if rank.rank in ranks]
     others = [rank for rank in summary.ranks if rank.rank not in ranks and rank.waiting_ns is not None]
-    if summary.unseen and max(map(_held_ns, late)) > gap_ns:
-        return None
+    spent = [rank.phases for rank in late]
+    held_ns = [(one.exposed_waiting_ns or 0.0) + (one.exposed_transfer_ns or 0.0) + one.explicit_ns for one in spent]
+    if summary.unseen and max(held_ns) > gap_ns:
+        return None  # One stands still in communication for longer than the others wait for it.
     loss = _loss(record, ranks, tuple(rank.rank for rank in others), gap_ns)
     if is_short and loss is not None and loss.to == "cores":
         return None
@@ -369,12 +367,6 @@ def _excess_ns(late: list[RankSummary], others: list[RankSummary]) -> dict[str, 
         phase: fmean(own_time_ns(rank, phase) for rank in late) - median(own_time_ns(rank, phase) for rank in others)
         for phase in ("data_wait", "forward", "backward", "optimizer", "other")
     }
-
-
-def _held_ns(rank: RankSummary) -> float:
-    """Return how long a rank stands still in communication."""
-    phases = rank.phases
-    return (phases.exposed_waiting_ns or 0.0) + (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
 
 
 def _waiting_ns(rank: RankSummary) -> float:

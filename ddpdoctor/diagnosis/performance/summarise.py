@@ -11,17 +11,12 @@ from statistics import fmean
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes, Traffic
+from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
 from ddpdoctor.diagnosis.steps import RankSteps, mean, mean_exposed_ns, measured_steps, once_per_record, taken
 from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
-
-
-def _percentile(ordered: Sequence[int], share: float) -> float:
-    """Return the value below which a share of the ascending values lies, by the nearest rank."""
-    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +53,10 @@ def summarise(record: RunRecord) -> RunSummary:
         *gradient_traffic(record, measured, gradients),
         *explicit_traffic(record, record.job.world_size or len(measured), explicit),
     )
-    if exposed_ns is None and _all_is_explicit(record, traffic):
+    scatters = any(entry.kind.startswith("reduce_scatter") for entry in traffic)
+    if exposed_ns is None and scatters and not record.wraps and record.job.backend == "gloo":
+        # Of a model that is sharded, with none in DDP, each call holds the thread up. NCCL's calls return at once, and
+        # those of backward come from another thread.
         exposed_ns = held_ns = phases.explicit_ns
     every_step = array("q", chain.from_iterable(steps.step_ns for steps in measured))
     started_ns = min(tracks[steps.rank].started_at_ns[steps.row[0]] for steps in measured)
@@ -80,14 +78,6 @@ def summarise(record: RunRecord) -> RunSummary:
         unseen=unseen_ranks(record),
         measured_at_ns=ended_ns,
     )
-
-
-def _all_is_explicit(record: RunRecord, traffic: Iterable[Traffic]) -> bool:
-    """Return whether ranks communicate in calls alone, each of which holds the thread up: a model is sharded, and no
-    other is wrapped in DDP. NCCL's calls return at once, and those of backward come from another thread.
-    """
-    scatters = any(entry.kind.startswith("reduce_scatter") for entry in traffic)
-    return scatters and not record.wraps and record.job.backend == "gloo"
 
 
 def _rank_summary(track: StepTrack, steps: RankSteps, waits: _Waits, late: Lateness | None) -> RankSummary:
@@ -172,8 +162,10 @@ def _added(one: float | None, other: float | None) -> float | None:
 
 
 def _step_times(durations: Sequence[int]) -> StepTimes:
+    """The percentiles by the nearest rank."""
     ordered = sorted(durations)
-    return StepTimes(p50_ns=_percentile(ordered, 0.5), p95_ns=_percentile(ordered, 0.95))
+    p50, p95 = (float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in (0.5, 0.95))
+    return StepTimes(p50_ns=p50, p95_ns=p95)
 
 
 # Who comes last where ranks meet, by how much, and which phase of its step made it late.
@@ -220,13 +212,14 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
             of_these[meeting.ranks] = of_these.get(meeting.ranks, 0.0) + late / meeting.steps
             if phase := phases.longest(rank, meeting.ranks, meeting.step[at], MOST * late):
                 blamed[rank][phase] = blamed[rank].get(phase, 0.0) + late / meeting.steps
-    most_ns = {rank: max(by_group.values(), default=0.0) for rank, by_group in late_ns.items()}
-    return {
-        rank: Lateness(
-            late_ns=total_ns, times_late=times[rank], phase=_most_of(blamed[rank], sum(late_ns[rank].values()))
-        )
-        for rank, total_ns in most_ns.items()
-    }
+    found = {}
+    for rank, by_group in late_ns.items():
+        # Where no phase makes up most of the lateness the rank is slower in everything.
+        worst = max(blamed[rank], key=lambda phase: blamed[rank][phase], default="")
+        phase = worst if worst and blamed[rank][worst] >= MOST * sum(by_group.values()) else ""
+        most_ns = max(by_group.values(), default=0.0)
+        found[rank] = Lateness(late_ns=most_ns, times_late=times[rank], phase=phase)
+    return found
 
 
 class _Excuses:
@@ -255,12 +248,6 @@ class _Excuses:
                 break
             waited_ns += own_ns
         return min(waited_ns, late_ns)
-
-
-def _most_of(blamed: Mapping[str, float], total_ns: float) -> str:
-    """Return the phase that makes up most of the lateness; empty where none does: the rank is slower in everything."""
-    worst = max(blamed, key=lambda phase: blamed[phase], default="")
-    return worst if worst and blamed[worst] >= MOST * total_ns else ""
 
 
 class _Phases:

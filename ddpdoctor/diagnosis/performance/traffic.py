@@ -81,17 +81,14 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
         return None
     inputs_differ = _inputs_differ(record, number) and _trained_twice_in_a_row(record, number, min(wraps))
     buffers = wraps[min(wraps)].buffers
-    wasted, needed = [], []
+    wasted, needed = list[TensorInfo](), list[TensorInfo]()
     for buffer in buffers:
         values = [{digests.get(buffer.name, "") for digests in by_rank.values()} for by_rank in common]
         if any("" in found for found in values):
             continue
         equal = all(len(found) == 1 for found in values)
         constant = len(set.union(*values)) == 1
-        if equal and (constant or inputs_differ or _counts(buffer)):
-            wasted.append(buffer)
-        else:
-            needed.append(buffer)
+        (wasted if equal and (constant or inputs_differ or _counts(buffer)) else needed).append(buffer)
     size = sum(buffer.size_bytes for buffer in wasted)
     if not size or (needed and size < warning_bytes):
         return None
@@ -104,17 +101,15 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_by
         remedy=_remedy(record.job.torch_version, location, bool(needed), by_user=wraps[min(wraps)].by_user),
         locations=location,
         because=(
-            (
-                f"{', '.join(names)}: digests on {len(wraps)} ranks were equal before each of {len(common)} "
-                "synchronised forwards",
-                location,
-                {
-                    "bytes_per_step": size,
-                    "broadcasts_per_step": _broadcasts(record, wraps),
-                    "buffers": len(wasted),
-                    "forwards": len(common),
-                },
-            ),
+            f"{', '.join(names)}: digests on {len(wraps)} ranks were equal before each of {len(common)} "
+            "synchronised forwards",
+            location,
+            {
+                "bytes_per_step": size,
+                "broadcasts_per_step": _broadcasts(record, wraps),
+                "buffers": len(wasted),
+                "forwards": len(common),
+            },
         ),
         severity=None if size >= warning_bytes else Severity.ADVICE,
         what_if=("broadcast_buffers=false",),
@@ -140,7 +135,9 @@ def _inputs_differ(record: RunRecord, number: int) -> bool:
 
 
 def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_user: bool) -> str:
-    option = "forward_sync_buffers=False" if _at_least(torch_version, (2, 13)) else "broadcast_buffers=False"
+    parts = torch_version.split("+")[0].split(".")[:2]
+    is_newer = [int("".join(filter(str.isdigit, part)) or 0) for part in parts] >= [2, 13]
+    option = "forward_sync_buffers=False" if is_newer else "broadcast_buffers=False"
     where = "" if location is None else f" at {place(Frame(location.file, location.line))}"
     text = f"Pass {option} to DistributedDataParallel{where}" if by_user else _OF_FRAMEWORKS
     if needed:
@@ -149,14 +146,6 @@ def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_u
             "statistics agree), or turn constant buffers into plain attributes."
         )
     return f"{text}: the buffers keep their values, and the broadcast is saved."
-
-
-def _at_least(version: str, wanted: tuple[int, int]) -> bool:
-    numbers = []
-    for part in version.split("+")[0].split(".")[:2]:
-        digits = "".join(character for character in part if character.isdigit())
-        numbers.append(int(digits or 0))
-    return tuple(numbers) >= wanted
 
 
 _PAIRS_ONLY = ("PCIE", "NVL")

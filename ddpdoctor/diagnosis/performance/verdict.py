@@ -65,10 +65,10 @@ def run_verdict(
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
     but may continue, or one with a warning about its speed, the one that costs most first, or with advice on what its
-    step mostly is. Healthy takes twenty measured
-    steps, the exposed communication among them; anything else is unknown. So is a run that is not ``settled``: it was
-    not watched for as long as a warning has to hold, and ``pending`` are the warnings that hold so far. ``ended_in`` is
-    the wait in which someone ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
+    step mostly is. Healthy takes twenty measured steps, the exposed communication among them; anything else is unknown.
+    So is a run that is not ``settled``: it was not watched for as long as a warning has to hold, and ``pending`` are
+    the warnings that hold so far. ``ended_in`` is the wait in which someone ended the job, ``cut_off`` are ranks that
+    have lost their peers on nodes out of sight.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
@@ -141,7 +141,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(
             state="unknown",
             text=f"{seen} are visible here, and nothing slow was found on these",
-            why=(*_waiting_unseen(summary, phases), *figures),
+            why=(*_waiting_unseen(phases), *figures),
             next=SEE_ALL,
         )
     if summary.exposed_share is None:
@@ -187,7 +187,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     return RunVerdict(state="healthy", text=text, why=why, next=remarks[0].remedy if remarks else todo)
 
 
-def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
+def _waiting_unseen(phases: Phases) -> tuple[str, ...]:
     """Return what may be waiting for ranks that no one sees here."""
     held_ns = (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
     if held_ns < DEFAULTS["straggler"] * phases.step_ns:

@@ -127,6 +127,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         gradients.append(Gradient(int(row["wrap"]), str(row["name"]), values, local, piece, stride))
     if at != len(numbers):
         raise ValueError("a step has other numbers than its head says")
+    kept = [row for row in head["parameters"] if row["kept"]]
     return Step(
         optimizer=int(head["optimizer"]),
         ordinal=int(head["ordinal"]),
@@ -147,13 +148,8 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         facts=head["facts"],
         norm=float(head["norm"]),
         drawn=str(head["drawn"]),
-        share=_share_kept(head["parameters"]),
+        share=sum(row["kept"] for row in kept) / max(1, sum(math.prod(row["shape"]) for row in kept)) if kept else 1.0,
     )
-
-
-def _share_kept(rows: Sequence[Mapping[str, Any]]) -> float:
-    sizes = [(row["kept"], math.prod(row["shape"])) for row in rows if row["kept"]]
-    return sum(kept for kept, _ in sizes) / max(1, sum(whole for _, whole in sizes)) if sizes else 1.0
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -399,11 +395,10 @@ class _Judge:
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
         whole = len(off) == len(known)
         if whole and self._runs.alone and self._adds_up():
-            reason = (
+            return _open(
                 "the loss adds up its samples, or divides their sum by a fixed number: DDP's mean over the ranks is "
                 f"1/{self._world} of that, and which is meant cannot be told"
             )
-            return _open(reason)
         if self._runs.against or not factor or self._is_of_world(factor):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
             places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
@@ -431,7 +426,9 @@ class _Judge:
 
     def _combined(self) -> dict[str, Any]:
         """Gradients of another direction."""
-        most = max(EXPLAINED * self._tolerance, NOISE_TIMES * self._noise())
+        whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
+        noise = math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
+        most = max(EXPLAINED * self._tolerance, NOISE_TIMES * noise)
         constants = self._constants()
         fits = self._fits()
         if constants is not None:
@@ -451,21 +448,13 @@ class _Judge:
                 return _open("on every rank the loss weighs samples otherwise than in one process")
             for step, fit in enumerate(fits):
                 if not all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks))):
-                    return self._weighted(step, fit)
+                    due = tuple(round(share, 4) for share in shares(fit.weights))
+                    weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
+                    return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
         for ranks in (wrong, self._wrong_ranks(by_direction=True)):
             if 0 < len(ranks) < self._world:
                 return self._says("one-rank", self._differ, at=tuple(ranks))
         return _open("another direction, which nothing that was recorded explains")
-
-    def _noise(self) -> float:
-        """Return what rounding makes of all gradients, as a share of their norm."""
-        whole = math.sqrt(sum(dot(row.here, row.here) for row in self._rows))
-        return math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
-
-    def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
-        due = tuple(round(share, 4) for share in shares(fit.weights))
-        weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
-        return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
 
     # Evidence.
 
@@ -493,10 +482,8 @@ class _Judge:
                 if lacks and one.entered.keys() - mine.entered.keys():
                     file, line = lacks[0]
                     at = f" at {file.rpartition('/')[2]}:{line}" if file else ""
-                    given = "by no loader and by no generator of torch"
-                    return (
-                        f"what enters the loss on rank {rank}{at} comes {given}, and one process has other data there"
-                    )
+                    given = "by no loader and by no generator of torch, and one process has other data there"
+                    return f"what enters the loss on rank {rank}{at} comes {given}"
         return ""
 
     def _clip(self) -> tuple[str, str, int] | None:
@@ -540,10 +527,7 @@ class _Judge:
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""
-        counts = [0] * self._world
-        for rank, steps in enumerate(self._runs.ranks):
-            for loss in steps[step].losses:
-                counts[rank] += int(loss[3] or 0)
+        counts = [sum(int(loss[3] or 0) for loss in steps[step].losses) for steps in self._runs.ranks]
         whole = sum(counts)
         if not whole or len(set(counts)) == 1:
             return ()

@@ -154,12 +154,8 @@ def _between(
             continue
         frame, met = frames
         assert frame is not None and met is not None
-        rows = [lanes.row(rank, start + offset) for rank in (one, other)]
-        origins = {
-            record.signatures[lanes.tracks[rank].signature[row]].origin
-            for rank, row in zip((one, other), rows, strict=True)
-            if row is not None
-        }
+        rows = [(lanes.tracks[rank], lanes.row(rank, start + offset)) for rank in (one, other)]
+        origins = {record.signatures[track.signature[row]].origin for track, row in rows if row is not None}
         alone = ran.get((frame.file, frame.line), frozenset())
         both = ran.get((met.file, met.line), frozenset())
         if origins == {"ddp-forward"} and one in alone and other not in alone and {one, other} <= both:
@@ -168,15 +164,13 @@ def _between(
                 f"entry {start + offset:,} of the group is the broadcast from {place(frame)} on rank {ranks[0]} and "
                 f"that from {place(met)} on rank {other}"
             )
-            yield (
-                (frame.file, frame.line),
-                Verdict(
-                    sentence=f"only {rank_list(ranks)} {verb(ranks, 'runs', 'run')} the forward of the DDP model at "
-                    f"{place(frame)}; it did not hang because its buffer broadcast was paired with that of training at "
-                    f"{place(met)}",
-                    locations=(there, location_of(met)),
-                    ranks=ranks,
-                    because=((pairing, there),),
-                    severity=Severity.WARNING,
-                ),
+            verdict = Verdict(
+                sentence=f"only {rank_list(ranks)} {verb(ranks, 'runs', 'run')} the forward of the DDP model at "
+                f"{place(frame)}; it did not hang because its buffer broadcast was paired with that of training at "
+                f"{place(met)}",
+                locations=(there, location_of(met)),
+                ranks=ranks,
+                because=(pairing, there),
+                severity=Severity.WARNING,
             )
+            yield (frame.file, frame.line), verdict

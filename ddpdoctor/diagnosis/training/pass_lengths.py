@@ -75,14 +75,8 @@ def trains_on_own_data(record: RunRecord) -> bool:
 
 def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
     """Return whether batches of a loader went into a training forward of a DDP or sharded module on its rank."""
-    return any(
-        forward.rank == loader.rank
-        and forward.pass_loader == loader.loader
-        and forward.wrapped
-        and forward.gradients
-        and forward.training
-        for forward in record.forwards
-    )
+    at = loader.rank, loader.loader
+    return any((forward.rank, forward.pass_loader) == at and forward.trains for forward in record.forwards)
 
 
 def training_loader(record: RunRecord) -> Loader | None:
@@ -142,7 +136,7 @@ def skipped_batches(record: RunRecord) -> Iterator[SkippedBatch]:
     counts: dict[int, int] = {}
     for forward in record.forwards:
         counts[forward.rank] = counts.get(forward.rank, 0) + 1
-        if forward.wrapped and forward.gradients and forward.training and forward.pass_loader >= 0:
+        if forward.trains and forward.pass_loader >= 0:
             key = (forward.rank, forward.pass_loader, forward.pass_ordinal)
             by_batch.setdefault(key, set()).add(forward.batch)
             looped[key] = looped.get(key, True) and forward.looped
@@ -285,17 +279,14 @@ def _uneven(entries: tuple[Pass, ...], loader: LoaderOnRanks) -> UnevenPass | No
     left = all(entry.end in ("abandoned", "counted") for entry in entries)
     if None in lengths or len(set(lengths)) == 1 or (left and not all(entry.by_length for entry in entries)):
         return None
-    known = [length for length in lengths if length is not None]
-    shortest, longest = min(known), max(known)
-    ended = any(
-        entry.end == "exhausted" or (entry.by_length and entry.yielded == shortest)
-        for entry, length in zip(entries, known, strict=True)
-        if length == shortest
-    )
-    ahead = any(entry.yielded > shortest for entry, length in zip(entries, known, strict=True) if length == longest)
+    known = [(entry, length) for entry, length in zip(entries, lengths, strict=True) if length is not None]
+    shortest, longest = min(length for _, length in known), max(length for _, length in known)
+    short = [entry for entry, length in known if length == shortest]
+    ended = any(entry.end == "exhausted" or (entry.by_length and entry.yielded == shortest) for entry in short)
+    ahead = any(entry.yielded > shortest for entry, length in known if length == longest)
     return UnevenPass(
         ordinal=entries[0].ordinal,
-        lengths=tuple((entry.rank, length) for entry, length in zip(entries, known, strict=True)),
+        lengths=tuple((entry.rank, length) for entry, length in known),
         location=loader.location,
         overrun=ended and ahead,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Literal
 
 import msgspec
@@ -67,7 +67,7 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> Verdict | Non
             return Verdict(
                 sentence=f"every rank made {forwards}, and {whole} {count(most, 'backward', 'backwards')}, "
                 f"{', '.join(parts[:3])}",
-                ranks=tuple(rank for rank, number in backwards if number < most),
+                ranks=tuple(rank for rank in members if rank in fewer),
             )
     return None
 
@@ -192,16 +192,6 @@ def judged_wraps(record: RunRecord) -> Iterator[dict[int, Wrap]]:
             yield wraps
 
 
-def gradients_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
-    """Yield what the ranks' gradients were before each step that every one of them made."""
-    yield from _compared(record, record.gradient_digests, wrap, ranks)
-
-
-def parameters_around_steps(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[ReplicaStep]:
-    """Yield what the ranks' parameters were before the first step, and after each that every one of them made."""
-    yield from _compared(record, record.parameter_digests, wrap, ranks)
-
-
 def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Backward, ...]:
     """Return the backwards whose gradients a step uses, in order of time: those since the gradients were cleared."""
     found: list[Backward] = []
@@ -213,24 +203,14 @@ def contributions(record: RunRecord, step: OptimizerStep, wrap: int) -> tuple[Ba
     return tuple(reversed(found))
 
 
-def follows_a_cut(record: RunRecord, step: OptimizerStep, last_ns: int) -> bool:
-    """Return whether a pass was cut by the rehearsal after the time given, and before the step."""
-    return any(
-        entry.rank == step.rank and entry.end in ("cut", "counted") and last_ns < entry.ended_ns < step.time_ns
-        for entry in record.passes
-    )
-
-
 _AVERAGING = frozenset({"", "sum", "avg", "premul_sum"})
 
 
 def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     """Return whether the user's collectives moved as much as half of so many elements in a training step of a rank."""
     track = record.track(rank)
-    if track is None or not elements:
-        return False
     times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
-    if not times:
+    if track is None or not elements or not times:
         return False
     moved: dict[int, int] = {}
     for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
@@ -238,7 +218,7 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
         # What is pickled, counts, and the largest of each number, by which replicas are compared, averages nothing.
         averages = entry.kind != "barrier" and "int" not in entry.dtype and entry.reduce_op in _AVERAGING
         if entry.origin == "user" and averages:
-            interval = sum(time_ns <= started_ns for time_ns in times)
+            interval = bisect_right(times, started_ns)
             moved[interval] = moved.get(interval, 0) + sum(entry.numels)
     return any(2 * count >= elements for interval, count in moved.items() if interval)
 
@@ -271,7 +251,7 @@ def kept_by_hand(record: RunRecord) -> Iterator[ReplicaStep]:
         and len({given[0] for given in by_step.values()}) > 1
     }
     told: set[int] = set()
-    moments = parameters_around_steps(record, NO_WRAP, ranks)
+    moments = around_steps(record, record.parameter_digests, NO_WRAP, ranks)
     for moment in sorted(moments, key=lambda moment: (moment.optimizer, moment.ordinal)):
         unequal = tuple(name for name in moment.unequal if (moment.optimizer, name) in averaged)
         if unequal and moment.optimizer not in told:
@@ -324,18 +304,18 @@ def _moves_tensors(record: RunRecord, rank: int) -> bool:
 
 def may_be_averaged_later(record: RunRecord) -> bool:
     """Return whether the user's files hold a call that could average a model and that no rank came to."""
-    reached = {
-        (frame.file, frame.line)
-        for track in record.collectives
-        for site in set(track.site)
-        for frame in record.site(site).frames
-    }
+    sites = {site for track in record.collectives for site in track.site}
+    reached = {(frame.file, frame.line) for site in sites for frame in record.site(site).frames}
     return any(place not in reached for written in record.written_averages for place in written.places)
 
 
-def _compared(
+def around_steps(
     record: RunRecord, digests: tuple[StepDigest, ...], wrap: int, ranks: tuple[int, ...]
 ) -> Iterator[ReplicaStep]:
+    """Yield what the gradients or the parameters of ranks were around each step that every one of them made.
+
+    Gradients before it; parameters after it, and before the first as step 0.
+    """
     steps = {(step.optimizer, step.ordinal, step.rank): step for step in record.optimizer_steps}
     by_place: dict[tuple[int, int], dict[int, Mapping[str, str]]] = {}
     for entry in digests:
@@ -345,16 +325,27 @@ def _compared(
         made = {rank: steps[optimizer, ordinal, rank] for rank in ranks if (optimizer, ordinal, rank) in steps}
         if len(by_rank) < len(ranks) or (ordinal and len(made) < len(ranks)):
             continue
-        first = by_rank[min(by_rank)]
-        common = [name for name in first if all(name in values for values in by_rank.values())]
+        common, unequal = common_and_unequal(by_rank)
         yield ReplicaStep(
             wrap=wrap,
             optimizer=optimizer,
             ordinal=ordinal,
             steps=made,
             compared=len(common),
-            unequal=tuple(name for name in common if len({values[name] for values in by_rank.values()}) > 1),
+            unequal=tuple(unequal),
         )
+
+
+def differ(unequal: int, compared: int, shown: Iterable[str], what: str = "parameters", **numbers: int) -> Reason:
+    """Return how many of so many parameters differ, with the names that are shown."""
+    text = f"{unequal:,} of {compared:,} {what} differ: {', '.join(shown)}"
+    return text, None, {"parameters": unequal, "compared": compared, **numbers}
+
+
+def common_and_unequal(digests: Mapping[int, Mapping[str, str]]) -> tuple[list[str], list[str]]:
+    """Return the names that all ranks have, and those of them whose digests differ."""
+    common = [name for name in digests[min(digests)] if all(name in own for own in digests.values())]
+    return common, [name for name in common if len({own[name] for own in digests.values()}) > 1]
 
 
 # Steps on gradients that DDP did not average, proved by the gradients themselves, and why it did not.
@@ -403,7 +394,7 @@ def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
     """
     for wraps in judged_wraps(record):
         number, ranks = wraps[min(wraps)].wrap, tuple(wraps)
-        steps = list(gradients_around_steps(record, number, ranks))
+        steps = list(around_steps(record, record.gradient_digests, number, ranks))
         by_reason: dict[tuple[Why, int], list[ReplicaStep]] = {}
         for step in steps:
             for why, site, unequal in _reasons(record, step, wraps):
@@ -433,7 +424,8 @@ def _reason(record: RunRecord, step: ReplicaStep, rank: int) -> tuple[Why, int] 
     """Why a rank's gradients were not averaged; None where the rehearsal is the reason."""
     own = step.steps[rank]
     used = contributions(record, own, step.wrap)
-    if used and follows_a_cut(record, own, used[-1].time_ns):
+    cuts = (one.ended_ns for one in record.passes if one.rank == rank and one.end in ("cut", "counted"))
+    if used and any(used[-1].time_ns < ended_ns < own.time_ns for ended_ns in cuts):
         return None
     late: list[Backward] = []
     for backward in used:
@@ -442,15 +434,12 @@ def _reason(record: RunRecord, step: ReplicaStep, rank: int) -> tuple[Why, int] 
         why = next(entry.why for entry in late[-1].unreduced if entry.wrap == step.wrap)
         local = why == "no-sync" and averaged_by_hand(record, rank, own.elements)
         return None if local else (why, late[-1].site)
-    before_ns = max((entry.time_ns for entry in record.optimizer_steps if _earlier(entry, own, rank)), default=0)
+    made = (one for one in record.optimizer_steps if (one.rank, one.optimizer) == (rank, own.optimizer))
+    before_ns = max((one.time_ns for one in made if one.ordinal < own.ordinal), default=0)
     for taken in record.gradients_taken:
         if taken.rank == rank and step.wrap in taken.wraps and before_ns < taken.time_ns < own.time_ns:
             return "autograd-grad", taken.site
     return "unknown", own.site
-
-
-def _earlier(entry: OptimizerStep, own: OptimizerStep, rank: int) -> bool:
-    return entry.rank == rank and entry.optimizer == own.optimizer and entry.ordinal < own.ordinal
 
 
 def _described(
@@ -509,8 +498,7 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
         for step, rows in sorted(by_step.items()):
             if len(rows) < len(wraps) or len({row.iterations for row in rows.values()}) > 1:
                 continue
-            names = [name for name in rows[min(rows)].digests if all(name in row.digests for row in rows.values())]
-            unequal = [name for name in names if len({row.digests[name] for row in rows.values()}) > 1]
+            names, unequal = common_and_unequal({rank: row.digests for rank, row in rows.items()})
             if not unequal:
                 same = step
                 continue
@@ -520,21 +508,15 @@ def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
             ranks = tuple(odd or sorted(rows))
             told = f"{'has' if len(odd) == 1 else 'have'} other ones than the rest" if odd else "do not agree"
             place = site_location(record.site(first.site))
+            before = f"they were the same after step {same:,}" if same else "they were compared for the first time"
             yield Verdict(
                 sentence=f"the parameters of {first.module_class or 'the model'} differ between the ranks after step "
                 f"{step:,}: {rank_list(ranks)} {told}, of {unequal[0]} first",
                 locations=place,
                 ranks=ranks,
                 because=(
-                    (
-                        f"{len(unequal):,} of {len(names):,} parameters differ: {', '.join(unequal[:NAMES_SHOWN])}",
-                        None,
-                        {"parameters": len(unequal), "compared": len(names), "step": step},
-                    ),
-                    (
-                        f"they were the same after step {same:,}" if same else "they were compared for the first time",
-                        None,
-                    ),
+                    differ(len(unequal), len(names), unequal[:NAMES_SHOWN], step=step),
+                    (before, None),
                     ("the model is wrapped here", place),
                 ),
             )

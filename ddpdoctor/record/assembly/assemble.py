@@ -12,30 +12,15 @@ import msgspec
 from ddpdoctor.record import events
 from ddpdoctor.record.assembly.completeness import Completeness, PassRows, second_claims
 from ddpdoctor.record.assembly.live import LiveRings
-from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
-from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, tag_of, typed
+from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, forget
+from ddpdoctor.record.events import Ended, Event, Row, frames_of, tag_of, typed
 from ddpdoctor.record.joining import SITES
-from ddpdoctor.record.model import (
-    STREAMS,
-    Job,
-    RankException,
-    RunRecord,
-    Site,
-    StopReason,
-    StreamState,
-    Wrap,
-    shared_fields,
-)
+from ddpdoctor.record.model import STREAMS, Job, RunRecord, Site, StopReason, StreamState, Wrap, shared_fields
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
-from ddpdoctor.record.streams.training import (
-    FileEvent,
-    MissingGradient,
-    Pass,
-    TrainingState,
-)
+from ddpdoctor.record.streams.training import FileEvent, MissingGradient, Pass, TrainingState
 
 # Makes the stream of executed lines of what the ranks wrote about them.
 
@@ -155,30 +140,19 @@ def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
         return reason, text  # type: ignore[return-value]
     said = text.strip().partition("\n")[0]
     tail = f": {said}" if said else ""
-    if reason in ("cut", "perhaps-cut"):
-        place = _place(event.frames)
-        who = f"rank {rank}" if rank >= 0 else "the script"
-        return "cut", cut_sentence(place, f"{who} raised {event.type} at {place}{tail}", certain=reason == "cut")
+    place = f"{Path(event.frames[0][0]).name}:{event.frames[0][1]}" if event.frames else "the script"
+    who = f"rank {rank}" if rank >= 0 else "the script"
+    if reason == "cut":
+        return "cut", f"{place} requests more batches from a loader than the shortened pass has"
+    if reason == "perhaps-cut":
+        may_be = "it came right after a pass that the rehearsal had shortened, which may be the cause"
+        return "cut", f"{who} raised {event.type} at {place}{tail}; {may_be}"
     if reason == "stand-in":
-        raised = f"rank {rank} raised {event.type}{tail}"
-        return "stand-in", f"the CUDA stand-in could not serve {_place(event.frames)}: {raised}"
+        return "stand-in", f"the CUDA stand-in could not serve {place}: rank {rank} raised {event.type}{tail}"
     if reason == "overlay":
-        who = f"rank {rank}" if rank >= 0 else "the script"
-        text = f"{_place(event.frames)} changes what an overlay of this user cannot cover"
+        text = f"{place} changes what an overlay of this user cannot cover"
         return "overlay", f"{text}: {who} raised {event.type}{tail}"
     return "", ""
-
-
-def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
-    """Say that the script met a cut of ours, or perhaps did."""
-    if certain:
-        return f"{place} requests more batches from a loader than the shortened pass has"
-    return f"{raised}; it came right after a pass that the rehearsal had shortened, which may be the cause"
-
-
-def _place(frames: Chain) -> str:
-    """File and line of the user's innermost frame, as an event has it."""
-    return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
 
 
 # Puts together what the ranks' optimizers, schedulers and scalers held at the first step with what was loaded.
@@ -312,7 +286,6 @@ class Assembly:
             events.WaitBegun: self._waits.on_begun,
             events.WaitEnded: self._waits.on_ended,
             events.Led: self._waits.on_led,
-            events.CommunicationHook: self._on_communication_hook,
             events.DatasetSample: self._passes.on_sample,
             events.PassEnded: self._passes.on_ended,
             events.PassTrained: self._passes.on_trained,
@@ -322,17 +295,8 @@ class Assembly:
             events.LinesBegun: self._lines.on_begun,
             events.Lines: self._lines.on_lines,
             events.LinesLost: self._lines.on_lost,
-            events.File: self._on_file,
-            events.Refused: self._on_refused,
-            events.Ended: self._on_ended,
-            events.Stressed: self._on_stressed,
             events.Stack: self._on_stack,
             events.Flight: self.live.flights.take,
-            events.MissingCapability: self._on_missing_capability,
-            events.ProbeFault: self._on_fault,
-            events.Lost: self._on_lost,
-            events.Network: self._on_network,
-            events.Pretended: self._on_pretended,
         }
 
     @property
@@ -366,6 +330,8 @@ class Assembly:
                     handle_row(pid, due)
             elif handle := self._handlers.get(type(due)):
                 handle(pid, due)
+            else:
+                self._note(pid, due)
 
     def take_over(self, former: Assembly) -> None:
         """Take over what an assembly knew of the whole job, whose ranks this one leaves out."""
@@ -418,10 +384,6 @@ class Assembly:
             tracks.append(CollectiveTrack(rank=rank, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank)) or self.live.collectives()
 
-    def early_exceptions(self) -> tuple[RankException, ...]:
-        """Exceptions of processes that never became a rank, first in time first."""
-        return tuple(exception_of(event) for event in self.book.early_exceptions())
-
     def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return the row that each process waits in, and the end of the sleep that it is in."""
         waiting, sleeping = self.live.waiting_rows(), self.live.sleeping()
@@ -459,9 +421,35 @@ class Assembly:
         wrap = self._converted(pid, event, Wrap)
         self._wraps[pid, wrap.wrap] = wrap
 
-    def _on_communication_hook(self, pid: int, event: events.CommunicationHook) -> None:
-        key = (pid, event.wrap)
-        self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
+    def _note(self, pid: int, event: Event) -> None:
+        """Take in what is no row and numbers nothing: files, faults of the record, and what holds of the whole job."""
+        match event:
+            case events.File():
+                self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
+            case events.Refused():
+                at = self._site(pid, event.site)
+                frame = next((site.innermost for site, number in self._sites.items() if number == at), None)
+                place = f"{Path(frame.file).name}:{frame.line}" if frame else "the script"
+                self.refusal = self.refusal or f"{place} {event.text}"
+                self._file(pid, event, action="refused", path=event.path, detail=event.text)
+            case events.CommunicationHook():
+                key = (pid, event.wrap)
+                self._wraps[key] = msgspec.structs.replace(self._wraps[key], communication_hook=True)
+            case events.Stressed():
+                self.stressed = True
+            case events.Ended():
+                self.ending = self.ending if self.ending[0] else ending_of(event, self._rank(pid))
+            case events.ProbeFault():
+                self._note_fault(f"process {pid}: {event.where}: {event.text}")
+                self._completeness.part_failed(event.text, STREAMS if event.harms is None else event.harms)
+            case events.Lost():
+                self._completeness.lost(pid, event.events)
+            case events.Network():
+                (self.served if event.serves else self.asked).setdefault(event.address, (event.file, event.line))
+            case events.Pretended():
+                self.pretended.setdefault(event.what)
+            case events.MissingCapability():
+                self.live.lacks[event.name] = event.cost
 
     def _on_row(self, pid: int, event: Row) -> None:
         (stream, kind), rank = _row_streams()[event.kind], self.book.rank_or_parent(pid)
@@ -489,34 +477,12 @@ class Assembly:
         if event.parameters is not None:
             self._missing[key] = event.parameters, event.local or ()
         parameters, local = self._missing.get(key, ((), ()))
-        missing = MissingGradient(
-            rank=self._rank(pid),
-            wrap=event.wrap,
-            site=self._site(pid, event.site),
-            parameters=parameters,
-            local=local,
-        )
-        self._rows["missing_gradients"].append(missing)
-
-    def _on_file(self, pid: int, event: events.File) -> None:
-        self._file(pid, event, action=event.action, path=event.path, existed=event.existed, detail=event.detail)
-
-    def _on_refused(self, pid: int, event: events.Refused) -> None:
-        chain = next((site for site, number in self._sites.items() if number == self._site(pid, event.site)), Site())
-        place = f"{Path(chain.frames[0].file).name}:{chain.frames[0].line}" if chain.frames else "the script"
-        self.refusal = self.refusal or f"{place} {event.text}"
-        self._file(pid, event, action="refused", path=event.path, detail=event.text)
+        at = {"rank": self._rank(pid), "site": self._site(pid, event.site), "wrap": event.wrap}
+        self._rows["missing_gradients"].append(MissingGradient(**at, parameters=parameters, local=local))
 
     def _file(self, pid: int, event: events.File | events.Refused, **fields: Any) -> None:
         rank, site = _rank(self.book.rank_or_parent(pid)), self._site(pid, event.site)
         self._rows["files"].append(FileEvent(rank=rank, site=site, time_ns=event.time_ns, **fields))
-
-    def _on_stressed(self, pid: int, event: events.Stressed) -> None:
-        self.stressed = True
-
-    def _on_ended(self, pid: int, event: events.Ended) -> None:
-        if not self.ending[0]:
-            self.ending = ending_of(event, self._rank(pid))
 
     def _on_stack(self, pid: int, event: events.Stack) -> None:
         stacks = self._rows["stacks"]
@@ -525,22 +491,6 @@ class Assembly:
         if len(stacks) > MOST_STACKS:
             self._rows["stacks"] = list({(dump.rank, dump.thread): dump for dump in stacks}.values())
 
-    def _on_fault(self, pid: int, event: events.ProbeFault) -> None:
-        self._note_fault(f"process {pid}: {event.where}: {event.text}")
-        self._completeness.part_failed(event.text, STREAMS if event.harms is None else event.harms)
-
     def _note_fault(self, fault: str) -> None:
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(fault)
-
-    def _on_lost(self, pid: int, event: events.Lost) -> None:
-        self._completeness.lost(pid, event.events)
-
-    def _on_network(self, pid: int, event: events.Network) -> None:
-        (self.served if event.serves else self.asked).setdefault(event.address, (event.file, event.line))
-
-    def _on_pretended(self, pid: int, event: events.Pretended) -> None:
-        self.pretended.setdefault(event.what)
-
-    def _on_missing_capability(self, pid: int, event: events.MissingCapability) -> None:
-        self.live.lacks[event.name] = event.cost

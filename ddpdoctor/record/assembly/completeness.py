@@ -45,13 +45,7 @@ def superseded(
 
 def second_claims(book: RankBook) -> frozenset[int]:
     """Processes that took the number of a rank which another process had already."""
-    first: dict[int, int] = {}
-    for pid, entry in book.processes.items():
-        if entry.rank is not None:
-            first.setdefault(entry.rank, pid)
-    return frozenset(
-        pid for pid, entry in book.processes.items() if entry.rank is not None and first[entry.rank] != pid
-    )
+    return frozenset(pid for pids in _claims(book).values() for pid in pids[1:])
 
 
 def starts_of(book: RankBook) -> tuple[frozenset[int], ...]:
@@ -105,7 +99,7 @@ def _started_anew(book: RankBook, beat_ns: Callable[[int], int], is_alive: Calla
             places.setdefault((entry.parent, entry.place), []).append(pid)
     dropped: set[int] = set()
     for pids in places.values():
-        newest_ns = max(_started_ns(book, pid) for pid in pids)
+        newest_ns = max(book.processes[pid].started_ns for pid in pids)
         older = [pid for pid in pids if book.processes[pid].newest_event_ns < newest_ns]
         dropped.update(pid for pid in older if beat_ns(pid) < newest_ns and not is_alive(pid))
     return dropped
@@ -121,11 +115,7 @@ def _claims(book: RankBook) -> dict[int, list[int]]:
 
 
 def _newest(book: RankBook, pids: list[int]) -> int:
-    return max(pids, key=lambda pid: (not _serves_a_rank(book, pid), _started_ns(book, pid)))
-
-
-def _started_ns(book: RankBook, pid: int) -> int:
-    return book.processes[pid].started_ns
+    return max(pids, key=lambda pid: (not _serves_a_rank(book, pid), book.processes[pid].started_ns))
 
 
 def _ended_ns(book: RankBook, pid: int) -> int:
@@ -182,12 +172,8 @@ class PassRows:
         for data_set, probe in self._samples:
             known.setdefault(data_set, {}).setdefault(probe.index, probe)
         samples = {of: tuple(probes.values()) for of, probes in known.items()}
-        return tuple(
-            msgspec.structs.replace(
-                loader, samples=samples.get((loader.rank, loader.dataset_type, loader.dataset_length), ())
-            )
-            for loader in loaders
-        )
+        rows = [(loader, (loader.rank, loader.dataset_type, loader.dataset_length)) for loader in loaders]
+        return tuple(msgspec.structs.replace(loader, samples=samples.get(of, ())) for loader, of in rows)
 
     def on_sample(self, pid: int, event: events.DatasetSample) -> None:
         """Take in a sample of a data set."""
@@ -305,35 +291,27 @@ class Completeness:
         if missing := sum(ring.missing for ring in self._files.rings.values()):
             reason = f"{missing:,} collectives are missing: another program truncated or overwrote the record"
             states["collectives"] = StreamState("truncated", reason)
-        unlogged = sorted(
-            entry.rank
-            for pid, entry in self._book.processes.items()
-            if pid in self._book.worlds
-            and pid not in self._files.rings.keys() | self._files.refused.keys()
-            and entry.rank is not None
-        )
+        silent = self._book.worlds.keys() - self._files.rings.keys() - self._files.refused.keys()
+        unlogged = [rank for rank in map(self._book.rank_of, silent) if rank is not None]
         if unlogged:
-            states["collectives"] = StreamState("absent", f"rank {unlogged[0]} could not write its log")
+            states["collectives"] = StreamState("absent", f"rank {min(unlogged)} could not write its log")
         return states
 
     def _live_states(self) -> dict[str, StreamState]:
         """Return the state of every stream of a live run."""
         states = {name: StreamState("absent", "a live run does not record them") for name in STREAMS}
         states |= dict.fromkeys(_LIVE, StreamState("complete"))
-        reason = next(iter(self._live.refused.values()), "")
-        if reason:
+        backends = {backend for _, backend in self._book.worlds.values()}
+        if reason := next(iter(self._live.refused.values()), ""):
             states |= dict.fromkeys(("step_tracks", "call_tracks"), StreamState("truncated", reason))
         states |= dict.fromkeys(("forwards", "buffers"), StreamState("truncated", "a live run records the first few"))
         if self._live.collectives():
             states["collectives"] = StreamState("truncated", "torch's flight recorder holds the newest ones only")
-        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in self._backends():
+        elif (lack := self._live.lacks.get("_dump_fr_trace")) and "gloo" in backends:
             states["collectives"] = StreamState("absent", lack)
         elif self._book.any_ended() and any(map(len, self._live.call_tracks())):
             states["collectives"] = StreamState("truncated", "the ranks ended before torch's flight recorder was read")
         return states
-
-    def _backends(self) -> set[str]:
-        return {backend for _, backend in self._book.worlds.values()}
 
     def _missing_events(self) -> str:
         """Say why the events are not all there; empty when they are."""

@@ -6,9 +6,9 @@ import errno
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.files.untrusted import reason_of
@@ -122,6 +122,7 @@ class FlightTracks:
         return completed.index(0) if 0 in completed else -1
 
 
+Held = TypeVar("Held")
 NumberOf = Callable[[int, str, int], int]
 """The record's number for a process's own: process, kind, number there."""
 RankOf = Callable[[int], "int | None"]
@@ -189,44 +190,31 @@ class LiveRings:
 
     def step_tracks(self) -> tuple[StepTrack, ...]:
         """One track a rank, ascending."""
-        since_ns = self._since_ns()
-        tracks = [
-            StepTrack(rank=rank, **_rows_since(tail, "ended_at_ns", since_ns))
-            for pid, tail in self.steps.items()
-            if (rank := self._rank_of(pid)) is not None
-        ]
-        return tuple(sorted(tracks, key=lambda track: track.rank))
+        since_ns, tails = self._since_ns(), self._ranked(self.steps)
+        return tuple(StepTrack(rank=rank, **_rows_since(tail, "ended_at_ns", since_ns)) for rank, _, tail in tails)
 
     def call_tracks(self) -> tuple[CallTrack, ...]:
         """One track a rank, ascending."""
         tracks, since_ns = [], self._since_ns()
-        for pid, tail in self.calls.items():
-            rank = self._rank_of(pid)
-            if rank is None:
-                continue
+        for rank, pid, tail in self._ranked(self.calls):
             columns = _rows_since(tail, "entered_at_ns", since_ns)
             for kind in ("group", "site"):
                 columns[kind] = self.translated(pid, kind, columns[kind])
             columns["peer"] = array("q", [max(-1, -2 - number) for number in columns["sequence"]])
             columns["sequence"] = array("q", [max(-1, number) for number in columns["sequence"]])
             tracks.append(CallTrack(rank=rank, kinds=layout.CALL_KINDS, **columns))
-        return tuple(sorted(tracks, key=lambda track: track.rank))
+        return tuple(tracks)
 
     def collectives(self) -> tuple[CollectiveTrack, ...]:
         """Return what the ranks wrote of torch's flight recorder: one track a rank, ascending."""
         tracks = []
-        if not self.makes_collectives:
-            return ()
-        for pid in self.flights.processes():
-            rank = self._rank_of(pid)
-            if rank is None:
-                continue
-            columns = self.flights.columns(pid)
+        flights = {pid: self.flights.columns(pid) for pid in self.flights.processes()} if self.makes_collectives else {}
+        for rank, pid, columns in self._ranked(flights):
             for kind in ("group", "signature", "site"):
                 columns[kind] = self.translated(pid, kind, columns[kind])
             columns["step"] = self._steps_at(pid, columns["started_ns"])
             tracks.append(CollectiveTrack(rank=rank, **columns))
-        return tuple(sorted(tracks, key=lambda track: track.rank))
+        return tuple(tracks)
 
     def waiting_rows(self) -> dict[int, int]:
         """By process the position in its track of what its training thread waits in; -1 for none.
@@ -235,8 +223,9 @@ class LiveRings:
         """
         rows = {}
         for pid, beat in self._beats():
-            waits = beat is not None and _waits(beat)
-            if beat is not None and waits:
+            waits = False
+            if beat is not None and beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or beat.blocked):
+                # The thread stands, and a collective is under way.
                 stands_since_ns = beat.beat_at_ns - beat.unchanged_ms * 1_000_000
                 waits = self.flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
             rows[pid] = self.flights.oldest_open(pid) if waits else -1
@@ -259,22 +248,23 @@ class LiveRings:
 
     def last_signs(self) -> dict[int, LastSign]:
         """Return what the newest heartbeat of each process that has a ring says of its end."""
-        signs = {pid: LastSign(mute=True) for pid in self.empty.values()}
+        signs = dict.fromkeys(self.empty.values(), LastSign(mute=True))
         for pid, beat in self._beats():
-            if beat is None:
-                signs[pid] = LastSign(mute=True)
-            else:
+            signs[pid] = LastSign(mute=True)
+            if beat is not None:
                 signs[pid] = LastSign(finished=beat.phase == _FINISHED, lost_events=beat.lost_events)
         return signs
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
         """Return the newest heartbeat of each rank, ascending."""
-        beats = []
-        for pid, raw in self._beats():
-            rank = self._rank_of(pid)
-            if rank is not None and raw is not None:
-                beats.append(self._heartbeat(pid, rank, raw))
-        return tuple(sorted(beats, key=lambda beat: beat.rank))
+        beats = self._ranked(dict(self._beats()))
+        return tuple(self._heartbeat(pid, rank, raw) for rank, pid, raw in beats if raw is not None)
+
+    def _ranked(self, of: Mapping[int, Held]) -> list[tuple[int, int, Held]]:
+        """Return rank, process and what is held of it, of each process that is a rank; by rank."""
+        known = [(self._rank_of(pid), pid, held) for pid, held in of.items()]
+        ranked = [(rank, pid, held) for rank, pid, held in known if rank is not None]
+        return sorted(ranked, key=lambda entry: entry[0])
 
     def close(self) -> None:
         """Let go of every file."""
@@ -330,11 +320,6 @@ class LiveRings:
         """Return the record's numbers for a column of a process's own."""
         known = {number: self._number_of(pid, kind, number) for number in set(column)}
         return array("q", [known[number] for number in column])
-
-
-def _waits(beat: LiveHeartbeat) -> bool:
-    """Return whether the training thread is held by a collective: it stands, and one is under way."""
-    return beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or bool(beat.blocked))
 
 
 def _rows_since(tail: RingTail, time: str, since_ns: int) -> dict[str, array[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.finding import grouped
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Event, Row, frames_of
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, shared_fields
@@ -162,35 +163,27 @@ class RankBook:
     def nodes(self) -> tuple[Node, ...]:
         """Return the machines that the ranks say they are on, the one with the lowest rank first."""
         entries = sorted((e for e in self.processes.values() if e.rank is not None and e.host), key=_rank_of_entry)
-        hosts = dict.fromkeys(entry.host for entry in entries)
-        found = []
-        for host in hosts:
-            here = [entry for entry in entries if entry.host == host]
-            found.append(
-                Node(
-                    host=host,
-                    ranks=tuple(dict.fromkeys(map(_rank_of_entry, here))),
-                    interfaces=here[0].interfaces,
-                    environment=here[0].environment,
-                    cores=len({core for entry in here for core in entry.cores}),
-                )
+        return tuple(
+            Node(
+                host=host,
+                ranks=tuple(dict.fromkeys(map(_rank_of_entry, here))),
+                interfaces=here[0].interfaces,
+                environment=here[0].environment,
+                cores=len({core for entry in here for core in entry.cores}),
             )
-        return tuple(found)
+            for host, here in grouped(entries, lambda entry: entry.host).items()
+        )
 
     def any_ended(self) -> bool:
         """Return whether some rank has ended, or has raised what will end it."""
         ranks = (entry for entry in self.processes.values() if entry.rank is not None)
         return any(entry.exceptions or entry.exit or entry.os_exit or entry.gone_ns for entry in ranks)
 
-    def early_exceptions(self) -> list[events.Raised]:
+    def early_exceptions(self) -> tuple[RankException, ...]:
         """Return what was raised in processes that neither are ranks nor work for one, first in time first."""
-        raised = [
-            event
-            for pid, entry in self.processes.items()
-            if self.rank_or_parent(pid) is None
-            for event in entry.exceptions
-        ]
-        return sorted(raised, key=lambda event: event.time_ns)
+        early = (entry for pid, entry in self.processes.items() if self.rank_or_parent(pid) is None)
+        raised = [exception_of(event) for entry in early for event in entry.exceptions]
+        return tuple(sorted(raised, key=lambda error: error.time_ns))
 
     def gone(self, pid: int, time_ns: int, exit_status: int | None) -> None:
         """Note that a process is no more."""

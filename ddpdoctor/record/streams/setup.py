@@ -131,10 +131,7 @@ class CpuThreads(RowOfRank, frozen=True, kw_only=True):
     """The script or the command asked for so many; otherwise the rehearsal did."""
 
 
-# Devices that the ranks chose and used, their machines, and the incidents that the logs of a dead job report.
-
-# What the logs of a dead job tell: failures and ends of its ranks, each once, in the order in which they were
-# written.
+# What the logs of a dead job tell: failures and ends of its ranks, each once, in the order in which they were written.
 
 IncidentKind = Literal[
     "raised", "timed-out", "mismatch", "lost-peer", "signalled", "left", "no-rendezvous", "nccl", "gpu", "cuda",
