@@ -13,7 +13,7 @@ def wrapped(number: int) -> ExternalObject:
 
 
 WRITER = ExternalObject(9, "torch.utils.tensorboard.SummaryWriter")
-MAYBE = {
+MAYBE: dict[str, Value] = {
     "one or none": OneOf((wrapped(1), NONE)),
     "one of two or none": OneOf((wrapped(1), wrapped(2), NONE)),
     "one": wrapped(1),
