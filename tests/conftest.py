@@ -37,8 +37,8 @@ LONG_NAMES = Path(__file__).parent / "long.txt"
 LONG = dict(line.partition(" ")[::2] for line in LONG_NAMES.read_text(encoding="utf-8").splitlines())
 """Tests of more than 4 s of CPU time, or that took more than 11 s at a load of 15: 400 of 5,900, which took six
 sevenths of the time of all. Of each kind of real job one is left to the default run. A number behind a name is that of
-the rows that CI runs, 0 for none: of 21 examples of one mechanism it runs 8, and the command of the table, or ``-m full``,
-runs all."""
+the rows that CI runs, 0 for none: of 21 examples of one mechanism it runs 8; the command of the table and ``-m full``
+run all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -147,6 +147,8 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
             machine.note_closures(given.positional)
         runs_given(machine, node, function.name, given)
         result = call_method(machine, node, function, given)
+        if machine.wrapped and not machine.gradients and _evaluates(machine, function, given):
+            result = bare_forward(machine, node, function.receiver, given, result)
         result = reduced(machine, node, function.name, function.receiver, given, result)
         return _ordered(machine, node, function, function.name, given, result)
     if function.__class__ is Function:
@@ -181,6 +183,12 @@ def apply(machine: Machine, node: ast.AST, function: Value, given: Arguments = N
     machine.note_unread(node, given.values)
     result = derived([function, *given.values])
     return Unknown(result.varying, opaque=True, tags=result.tags)
+
+
+def _evaluates(machine: Machine, function: BoundMethod, given: Arguments) -> bool:
+    """Return whether a model of a library, which DDP holds, makes something of a batch, as its ``generate`` does."""
+    inner = function.receiver.number in machine.wrapped if isinstance(function.receiver, ExternalObject) else False
+    return inner and any(kind == "batch" for value in given.values for kind, _ in tags_of(value))
 
 
 def _ordered(machine: Machine, node: ast.AST, function: Value, name: str, given: Arguments, result: Value) -> Value:
