@@ -6,8 +6,9 @@ What it finds
     afterwards as if it had been changed in place. Also one with `async_op=True`, or `irecv`, whose tensor is used
     before anything waits for the handle that it returns, or though nothing ever does; an `isend` whose tensor is
     changed in place before that; and either of them in `batch_isend_irecv`. Also a list that a collective fills and
-    that holds one tensor several times (`[torch.zeros(1)] * world_size`); and an all_reduce, broadcast, reduce or
-    scatter of a view whose numbers do not lie side by side in memory, such as a column.
+    that holds one tensor several times (`[torch.zeros(1)] * world_size`), or that nothing reads, as a warning; and an
+    all_reduce, broadcast, reduce or scatter of a view whose numbers do not lie side by side in memory, such as a
+    column.
 
 Why it is bad
     The variable still holds this rank's own value. Nothing fails: gradients are not averaged, or rank 0's metric is
@@ -47,7 +48,8 @@ from ddpdoctor.source.queries.origins import NAMED, Origins, pairs_of
 from ddpdoctor.source.queries.shown_numbers import OF_FORM, lost_results, statements_after
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, once, origins_of
-from ddpdoctor.source.vocabulary import COLLECTIVES
+from ddpdoctor.source.script.script import calls_any
+from ddpdoctor.source.vocabulary import COLLECTIVES, PART_GATHERS
 
 CHECK = Check(
     code="DDP315",
@@ -86,6 +88,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from _not_waited_for(projection)
     yield from _into_one_tensor(projection)
     yield from _in_pieces(projection)
+    if calls_any(script, PART_GATHERS):
+        from ddpdoctor.checks.data.gathered_order_source import collected_in_vain
+
+        yield from CHECK.suspected(collected_in_vain(projection))
     for lost in lost_results(projection):
         made = lost.made.module.excerpt(lost.made.node, 60)
         yield CHECK.finding(

@@ -1,4 +1,4 @@
-"""Results of the parts of all ranks that are gathered, and joined in an order that is not the data set's."""
+"""Parts of all ranks that are gathered, and joined in an order that is not the data set's, or read by nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ddpdoctor.finding import Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, TRUE, ExternalObject, constant, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.divergence import mentions
+from ddpdoctor.source.queries.divergence import function_around, mentions
 from ddpdoctor.source.queries.origins import NAMED, Origins, methods_of
+from ddpdoctor.source.queries.shown_numbers import statements_after
 from ddpdoctor.source.queries.training_loops import only_loader
-from ddpdoctor.source.script.module import Module, descend, dotted, last_name, made_from
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, last_name, made_from, parameters_of
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
 
 # Parts of the ranks that are joined one after another and cut to the length of the data set.
@@ -271,3 +272,82 @@ def _held_by_sample(origins: Origins, classes: frozenset[str]) -> Iterator[str]:
             name = dotted(one.value) if isinstance(one, ast.Subscript) and mentions(one.slice, index) else ""
             if name.startswith("self."):
                 yield name.removeprefix("self.")
+
+
+# Lists that a collective fills, and that nothing reads, while a rank goes on with its own part.
+
+# The list, and what each rank gives, by their names and places.
+_COLLECTED = {
+    "all_gather": (("tensor_list", 0), ("tensor", 1)),
+    "all_gather_object": (("object_list", 0), ("obj", 1)),
+    "gather": (("gather_list", 1), ("tensor", 0)),
+    "gather_object": (("object_gather_list", 1), ("obj", 0)),
+}
+# Methods that put something into a container, and return nothing.
+_TAKES_IN = frozenset({"append", "extend", "update"})
+
+
+def collected_in_vain(projection: Projection) -> Iterator[Verdict]:
+    """Yield lists that a collective fills and nothing reads; the worse where a rank goes on with its own part."""
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective"):
+        call, module = event.node, event.module
+        if event.name not in _COLLECTED or call in seen or not isinstance(call, ast.Call):
+            continue
+        seen.add(call)
+        filled, own = (argument_of(call, *place) for place in _COLLECTED[event.name])
+        filled = filled.body if isinstance(filled, ast.IfExp) else filled  # ``parts if rank == 0 else None``
+        if isinstance(filled, ast.Name) and isinstance(own, (ast.Name, ast.Attribute)):
+            name, text = filled.id, ast.unparse(own)
+            after = (one for _, nodes in statements_after(module, call) for one in nodes)
+            uses = (one for one in after if isinstance(one, (ast.Name, ast.Attribute)) and ast.unparse(one) == text)
+            use = next(uses, None)
+            if name not in _unread(module, call):
+                continue
+            sentence = f"nothing reads what {event.name} collects in `{name}`"
+            remedy = f"Go on with what is in `{name}`, or leave the collective out."
+            if use is None or not isinstance(use.ctx, ast.Load):
+                yield Verdict(sentence=sentence, remedy=remedy, locations=event.location, severity=Severity.ADVICE)
+                continue
+            yield Verdict(
+                sentence=f"{sentence}: `{text}` is this rank's own part",
+                remedy=remedy,
+                locations=event.location,
+                because=(f"`{text}` is used here, with this rank's own value", module.location(use)),
+                severity=Severity.WARNING,
+            )
+
+
+def _unread(module: Module, call: ast.Call) -> set[str]:
+    """Return the variables around a call, in its function, that nothing but one another and the call reads."""
+    function = function_around(module, call)
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or "locals" in module.words:
+        return set()
+    named = [one for one in descend(function) if isinstance(one, ast.Name)]
+    outer = {name for one in descend(function) if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
+    calls = {one for one in descend(function) if isinstance(one, ast.Call) and last_name(one.func) in _COLLECTED}
+    loads = [one for one in named if isinstance(one.ctx, ast.Load) and calls.isdisjoint(module.ancestors(one))]
+    unread = {one.id for one in named if isinstance(one.ctx, ast.Store)} - outer - set(parameters_of(function))
+    before: set[str] = set()
+    while before != unread:
+        before = set(unread)
+        unread -= {one.id for one in loads if not _goes_nowhere(module, function, one, before)}
+    return unread
+
+
+def _goes_nowhere(module: Module, function: ast.AST, load: ast.Name, unread: set[str]) -> bool:
+    """Return whether what is read where a variable is named goes to others that nothing reads, or nothing is."""
+    around = module.parents[load]
+    if function_around(module, load) is not function:
+        return False
+    if isinstance(around, ast.Subscript) and around.value is load:
+        return not isinstance(around.ctx, ast.Load)
+    if isinstance(around, ast.For) and load is around.iter:
+        return isinstance(around.target, ast.Name) and around.target.id in unread
+    if isinstance(around, ast.Assign):
+        return all(isinstance(to, ast.Name) and to.id in unread for to in around.targets)
+    call = module.parents.get(around) if isinstance(around, ast.Attribute) else around
+    taker = call.func if isinstance(call, ast.Call) else None
+    if not isinstance(taker, ast.Attribute) or taker.attr not in _TAKES_IN or not isinstance(taker.value, ast.Name):
+        return False
+    return isinstance(module.parents[call], ast.Expr) and taker.value.id in unread
