@@ -347,7 +347,7 @@ def _goes_nowhere(module: Module, function: ast.AST, load: ast.Name, unread: set
     if isinstance(around, ast.Assign):
         return all(isinstance(to, ast.Name) and to.id in unread for to in around.targets)
     call = module.parents.get(around) if isinstance(around, ast.Attribute) else around
-    taker = call.func if isinstance(call, ast.Call) else None
-    if not isinstance(taker, ast.Attribute) or taker.attr not in _TAKES_IN or not isinstance(taker.value, ast.Name):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _TAKES_IN:
         return False
-    return isinstance(module.parents[call], ast.Expr) and taker.value.id in unread
+    taker = call.func.value
+    return isinstance(taker, ast.Name) and taker.id in unread and isinstance(module.parents[call], ast.Expr)
