@@ -262,6 +262,8 @@ def rewritten_files(projection: Projection) -> Iterator[tuple[FileUse, Kept | No
             continue
         if _is_per_process(use.source) or is_in_turns(projection, event) or not is_one_path(use.path):
             continue
+        if is_of_one_process(projection, event) or is_of_a_mode_that_ends(projection, event):
+            continue
         kept = _kept(projection, use)
         told = event.node if kept is None else kept.wrote
         if kept is None and _is_preparation(event, use.node):

@@ -16,6 +16,7 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     PerRank,
     SequenceValue,
+    Unknown,
     Value,
     constant,
     on_rank,
@@ -34,6 +35,7 @@ from ddpdoctor.source.script.launch_facts import (
 )
 from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, once, once_each
 from ddpdoctor.source.script.script import Script, calls_any, gives_each_rank_a_machine, is_started_per_gpu, uses_part
+from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
@@ -181,17 +183,24 @@ def is_of_a_mode_that_ends(projection: Projection, event: Event) -> bool:
 
     ``if args.submission: write_all(); return`` is for one process, though a launcher could start several.
     """
+    together = [*projection.of_kind("wrap", "collective"), *filter(_may_average, projection.of_kind("backward"))]
     for condition in event.undecided:
         module, test = condition
         around, arm = module.parents.get(test), _arm(event, condition)
         if not isinstance(around, ast.If) or arm is None:
             continue
         body = around.body if arm else around.orelse
-        if isinstance(body[-1], ast.Return) and not any(
-            _arm(other, condition) is arm for other in projection.of_kind("wrap", "collective", "backward")
-        ):
+        if isinstance(body[-1], ast.Return) and not any(_arm(other, condition) is arm for other in together):
             return True
     return False
+
+
+def _may_average(backward: Event) -> bool:
+    """Return whether a backward is not certainly that of one process, of a model that nothing wraps."""
+    loss = backward.receiver
+    kinds = {kind for kind, _ in tags_of(loss)} if loss is not None else set[str]()
+    opaque = isinstance(loss, Unknown) and loss.opaque
+    return opaque or "ddp" in kinds or "engine" in kinds or not kinds.isdisjoint(SHARDED_TAGS)
 
 
 def left_in_mode(projection: Projection, event: Event) -> Guard | None:
