@@ -9,12 +9,13 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import Verdict
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, TRUE, ExternalObject, constant, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import function_around, mentions
-from ddpdoctor.source.queries.origins import NAMED, Origins, methods_of
+from ddpdoctor.source.queries.origins import NAMED, Origins, methods_of, pairs_of
 from ddpdoctor.source.queries.shown_numbers import statements_after
 from ddpdoctor.source.queries.training_loops import only_loader
 from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, last_name, made_from, parameters_of
@@ -283,6 +284,8 @@ _COLLECTED = {
     "gather": (("gather_list", 1), ("tensor", 0)),
     "gather_object": (("object_gather_list", 1), ("obj", 0)),
 }
+# Functions and methods of torch that make a tensor of its own memory.
+_MAKES_TENSORS = regex(r"(new_)?(zeros|ones|empty|full|rand|randn|tensor)(_like)?$|clone$")
 # Methods that put something into a container, and return nothing.
 _TAKES_IN = frozenset({"append", "extend", "update"})
 
@@ -302,7 +305,9 @@ def collected_in_vain(projection: Projection) -> Iterator[Verdict]:
             after = (one for _, nodes in statements_after(module, call) for one in nodes)
             uses = (one for one in after if isinstance(one, (ast.Name, ast.Attribute)) and ast.unparse(one) == text)
             use = next(uses, None)
-            if name not in _unread(module, call):
+            assigned = [one for one in descend(module.body_around(call)) if isinstance(one, ast.Assign)]
+            made = [value for one in assigned for to, value in pairs_of(one) if getattr(to, "id", "") == name]
+            if name not in _unread(module, call) or not made or not all(map(_is_of_its_own, made)):
                 continue
             sentence = f"nothing reads what {event.name} collects in `{name}`"
             remedy = f"Go on with what is in `{name}`, or leave the collective out."
@@ -316,6 +321,21 @@ def collected_in_vain(projection: Projection) -> Iterator[Verdict]:
                 because=(f"`{text}` is used here, with this rank's own value", module.location(use)),
                 severity=Severity.WARNING,
             )
+
+
+def _is_of_its_own(node: ast.expr) -> bool:
+    """Return whether a list holds new tensors or nothing yet: what fills the parts of another tensor fills that."""
+    if isinstance(node, ast.IfExp):
+        return _is_of_its_own(node.body) and _is_of_its_own(node.orelse)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return any(isinstance(side, ast.List) and _is_of_its_own(side) for side in (node.left, node.right))
+    if isinstance(node, ast.List):
+        return all(map(_is_of_its_own, node.elts))
+    if isinstance(node, ast.ListComp):
+        return _is_of_its_own(node.elt)
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.Call) and _MAKES_TENSORS.match(last_name(node.func)) is not None
+    )
 
 
 def _unread(module: Module, call: ast.Call) -> set[str]:

@@ -116,6 +116,27 @@ READ = {
         return score(parts[0])
     return merged() + score(found)
 """,
+    "the parts of another tensor": """
+    whole = torch.zeros(size)
+    parts = list(whole.chunk(size))
+    dist.all_gather(parts, loss.view(1))
+    print(loss)
+    return whole.mean()
+""",
+    "rows of another tensor": """
+    whole = torch.zeros(size, 1)
+    rows = [whole[number] for number in range(size)]
+    dist.all_gather(rows, loss.view(1))
+    print(loss)
+    return whole.mean()
+""",
+    "tensors that others hold": """
+    first, second = torch.zeros(1), torch.zeros(1)
+    both = [first, second]
+    dist.all_gather(both, loss.view(1))
+    print(loss)
+    return (first + second) / 2
+""",
     "to meet": """
     parts = [None] * size
     dist.all_gather_object(parts, 1)
