@@ -18,7 +18,16 @@ from ddpdoctor.source.queries.divergence import function_around, mentions
 from ddpdoctor.source.queries.origins import NAMED, Origins, methods_of, pairs_of
 from ddpdoctor.source.queries.shown_numbers import statements_after
 from ddpdoctor.source.queries.training_loops import only_loader
-from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, last_name, made_from, parameters_of
+from ddpdoctor.source.script.module import (
+    FILLS,
+    Module,
+    argument_of,
+    descend,
+    dotted,
+    last_name,
+    made_from,
+    parameters_of,
+)
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER, PART_GATHERS
 
 # Parts of the ranks that are joined one after another and cut to the length of the data set.
@@ -286,8 +295,6 @@ _COLLECTED = {
 }
 # Functions and methods of torch that make a tensor of its own memory.
 _MAKES_TENSORS = regex(r"(new_)?(zeros|ones|empty|full|rand|randn|tensor)(_like)?$|clone$")
-# Methods that put something into a container, and return nothing.
-_TAKES_IN = frozenset({"append", "extend", "update"})
 
 
 def collected_in_vain(projection: Projection) -> Iterator[Verdict]:
@@ -367,7 +374,7 @@ def _goes_nowhere(module: Module, function: ast.AST, load: ast.Name, unread: set
     if isinstance(around, ast.Assign):
         return all(isinstance(to, ast.Name) and to.id in unread for to in around.targets)
     call = module.parents.get(around) if isinstance(around, ast.Attribute) else around
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _TAKES_IN:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in FILLS:
         return False
     taker = call.func.value
     return isinstance(taker, ast.Name) and taker.id in unread and isinstance(module.parents[call], ast.Expr)

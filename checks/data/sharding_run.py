@@ -294,8 +294,8 @@ def _judge(record: RunRecord, loader: Loader) -> Verdict | None:
     if place is None or len(passes) < 2 or (passes[0].index_count or 0) < 2:
         return None
     alike = _pair(passes)
-    # A sampler's epoch is 0 until set_epoch is called.
-    never_called = not any(entry.set_epoch for entry in passes)
+    # A sampler's epoch is 0 until set_epoch is called, and after set_epoch(step // len(loader)) in passes cut short.
+    never_called = not any(entry.set_epoch or entry.told_epoch for entry in passes)
     if alike is not None and never_called:
         first, second = alike
         count = first.index_count or 0

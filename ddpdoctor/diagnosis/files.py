@@ -594,7 +594,7 @@ def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Verdict:
     assert location is not None
     ranks = sorted({event.rank for events in shared.values() for event in events})
     path = PurePath(next(iter(shared)))
-    more = f" and {len(shared) - 1:,} more files" if len(shared) > 1 else ""
+    more = f" and {count(len(shared) - 1, 'more file')}" if len(shared) > 1 else ""
     done = "save" if any(event.action == "save" for event in first) else "write"
     return Verdict(
         sentence=f"{rank_list(ranks)} {done} the same file {path.name}{more} at {place(site.innermost)}",

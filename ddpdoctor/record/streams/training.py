@@ -434,6 +434,8 @@ class Pass(RowAtLine, frozen=True, kw_only=True):
     ordinal: int
     """n-th pass of this loader, from 0."""
     set_epoch: int | None = None
+    told_epoch: bool = False
+    """A rehearsal saw the sampler's ``set_epoch`` called: an epoch of 0 may then be made of batches that it cut off."""
     true_length: int | None = None
     """Batches that the pass would have had without the cut; None when not known."""
     yielded: int = 0

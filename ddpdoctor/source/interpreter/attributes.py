@@ -309,11 +309,6 @@ def _decorators(function: Function) -> set[str]:
     return {last_name(entry) for entry in getattr(function.node, "decorator_list", ())}
 
 
-def of_helper(machine: Machine, number: int, helper: str, name: str) -> Value:
-    """Return what an object has from the helper of a library that its class derives from."""
-    return attribute_of(machine, ExternalObject(number, helper), name)
-
-
 def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     stored = machine.store.get(value.number, name)
     if stored is not None:
@@ -321,8 +316,9 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     machine.missed.add(f".{name}")
     found = class_attribute(machine, value.cls, name)
     if found is None:
-        helper = machine.helpers.get(value.number)
-        return BoundMethod(value, name) if helper is None else of_helper(machine, value.number, helper, name)
+        if helper := machine.helpers.get(value.number):
+            return attribute_of(machine, ExternalObject(value.number, helper), name)
+        return BoundMethod(value, name)
     if isinstance(found, Function):
         decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:

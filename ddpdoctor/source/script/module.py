@@ -148,8 +148,8 @@ def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
     return _followed(node, dict(_bound_in(body, True)))
 
 
-# Methods by which a list, a set or a dictionary takes something in.
-_FILLS = frozenset({"add", "append", "extend", "insert", "update"})
+FILLS = frozenset({"add", "append", "extend", "insert", "update"})
+"""Methods by which a list, a set or a dictionary takes something in; they return nothing."""
 
 
 @lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
@@ -168,7 +168,7 @@ def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
             targets = [(item.optional_vars, item.context_expr) for item in inner.items]
         elif isinstance(inner, ast.Call) and last_name(inner.func) == "shuffle" and inner.args:
             targets = [(inner.args[0], inner)]
-        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _FILLS:
+        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in FILLS:
             targets = [(inner.func.value, given) for given in inner.args]
         for target, value in targets:
             if isinstance(target, ast.Name):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ddpdoctor.checks.data import missing_set_epoch
 from ddpdoctor.record.model import RunRecord
 
 from .conftest import Rehearse
@@ -147,3 +150,27 @@ def test_a_swallowed_ending_is_raised_again(rehearse_script: Rehearse) -> None:
         """
     )
     assert [rank.end for rank in record.ranks] == ["ended-by-rehearsal"] * 2
+
+
+EPOCHS_BY_STEPS = (
+    LOOP.replace("ACCUMULATE", "1")
+    .replace("WORKERS", "0")
+    .replace("for epoch in range(3):\n    sampler.set_epoch(epoch)", "step = 0\nfor turn in range(3):\n    EPOCH")
+    .replace("        loss.backward()", "        loss.backward()\n        step += 1")
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "forgotten"),
+    [
+        ("sampler.set_epoch(step // len(loader))", False),
+        ("loader.sampler.set_epoch(epoch=step * 2 // 400)", False),
+        ("pass", True),
+    ],
+)
+def test_an_epoch_that_is_counted_in_batches_is_no_forgotten_one(
+    call: str, forgotten: bool, rehearse_on_forks: Rehearse
+) -> None:
+    record = rehearse_on_forks(EPOCHS_BY_STEPS.replace("EPOCH", call))
+    assert {entry.set_epoch for entry in record.passes if entry.backwards} == {0}
+    assert bool(list(missing_set_epoch.in_run(record))) is forgotten

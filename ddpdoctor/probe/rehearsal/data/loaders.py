@@ -26,7 +26,7 @@ from ...user_code import GENERATOR, loops, outwards, tree_around
 from ..loop_subjects import covering, covers
 from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
 from .lengths import Lengths, ShortPass, is_cut
-from .samples import described
+from .samples import TOLD_EPOCH, described
 
 # What was set on a data set after workers that are kept have copied it, and their copies are read for.
 
@@ -448,6 +448,7 @@ class Loaders:
             set_epoch=getattr(sampler, "epoch", None) if sampler is not None else None,
             true_length=true,
             joined=self._joins.open > 0,
+            **({"told_epoch": True} if hasattr(sampler, TOLD_EPOCH) else {}),
             **({"stale": stale} if stale else {}),
         )
         return trail

@@ -243,11 +243,15 @@ MOST_INDICES = 2_000_000
 MOST_ROWS = 200_000
 MOST_TAUGHT_S = 0.5
 ATTRIBUTES_NOTED = 8
-_SITE, _PART = "_ddpdoctor_site", "_ddpdoctor_part"
+_SITE, _PART, TOLD_EPOCH = "_ddpdoctor_site", "_ddpdoctor_part", "_ddpdoctor_told_epoch"
+
+
+def _note_epoch(frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    object.__setattr__(arguments[0], TOLD_EPOCH, True)
 
 
 class Division:
-    """Listeners at the constructors of ``Subset`` and ``DistributedSampler``."""
+    """Listeners at the constructors of ``Subset`` and ``DistributedSampler``, and at the latter's ``set_epoch``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -258,7 +262,9 @@ class Division:
         """Listen to the classes; subclasses that call the constructor follow."""
         journal, data = self._journal, self._torch.utils.data
         on_call(journal, data.Subset, "__init__", after=self._note_part, harms=("parts",))
-        on_call(journal, data.distributed.DistributedSampler, "__init__", after=self._note_sampler, harms=("parts",))
+        sampler = data.distributed.DistributedSampler
+        on_call(journal, sampler, "__init__", after=self._note_sampler, harms=("parts",))
+        on_call(journal, sampler, "set_epoch", after=_note_epoch, harms=("passes",))
 
     def _note_sampler(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if self._journal.may_be_rank:
