@@ -11,6 +11,7 @@ from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.stacks import is_at_work, worker_stacks
 from ddpdoctor.finding import Frame
 from ddpdoctor.monitor.snapshot import StallSide, StallView
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.report.run.run_lines import RunLines
 from tests.demo.job import demo_snapshot
 from tests.monitor.watched import HEAD, job, watch
@@ -40,9 +41,15 @@ for rows in DataLoader(Images(), batch_size=4, sampler=sampler, num_workers=2):
 """
 
 
+def _is_in(record: RunRecord, function: str) -> bool:
+    facts = list(worker_stacks(record))
+    return len(facts) == 1 and facts[0].stack[0].function.endswith(function)
+
+
 def test_the_line_of_the_worker_that_a_rank_waits_for_is_told_while_the_job_runs(tmp_path: Path) -> None:
     with job(tmp_path, STUCK) as (_, run):
-        _, record = watch(run, lambda live, record: any(worker_stacks(record)))
+        # While a slow machine starts the workers, a rank waits for them, too.
+        _, record = watch(run, lambda live, record: _is_in(record, "decode"))
     (fact,) = worker_stacks(record)
     script = (HEAD + textwrap.dedent(STUCK)).splitlines()
     line = max(number for number, text in enumerate(script, 1) if "lock.acquire()" in text)

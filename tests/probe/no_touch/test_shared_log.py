@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,37 @@ def test_ranks_that_make_the_same_new_files_at_once_never_meet_a_foreign_file(pr
     assert "doubtful" not in {record.kind for record in read_log(str(project.run_directory))}
     project.clean()
     assert project.tree() == project.before == {}
+
+
+def test_a_rename_that_comes_long_after_its_record_meets_files_of_the_job(project: Any) -> None:
+    slow = """
+    import os, pathlib, sys, time
+    def hold(event, arguments):
+        if event == "os.rename":
+            pathlib.Path("waits").write_text("")
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+    pathlib.Path("first").write_text("first")
+    sys.addaudithook(hold)
+    os.replace("first", "best")
+    """
+    held = project.start(slow)
+    while not (project.path / "waits").exists():
+        assert held.poll() is None
+        time.sleep(0.01)
+    often = """
+    import os
+    for number in range(40):
+        open("next", "w").write("x" * number)
+        os.replace("next", "best")
+    """
+    assert project.rehearse(often).refusals == ()
+    assert project.rehearse("open('go', 'w')").exit_code == 0
+    assert project.finish(held).exit_code == 0
+    assert (project.path / "best").read_text() == "first"
+    assert project.rehearse("import os; open('next', 'w'); os.replace('next', 'best')").refusals == ()
+    project.clean()
+    assert project.tree() == {}
 
 
 def test_a_file_of_another_rank_may_be_changed_renamed_and_removed(project: Any) -> None:

@@ -179,6 +179,8 @@ class Made:
         """Processes that were about to make it and have not recorded its state yet, with the time."""
         self._writers: dict[int, int] = {}
         """Processes that have it open for writing, with the time of their last record."""
+        self._brought: dict[int, tuple[Identity, ...]] = {}
+        """The states of what each process renamed to this path last, which may come long after its record."""
 
     def announced(self, pid: int, time_ns: int) -> None:
         """Note that a process is about to make it."""
@@ -203,20 +205,28 @@ class Made:
                 self.settled_ns = time_ns
                 self.identities = [*(each for each in self.identities if each != identity), identity][-_MOST_STATES:]
 
-    def renamed(self, replaced: Optional[Made]) -> Made:
+    def renamed(self, replaced: Optional[Made], pid: int) -> Made:
         """Return the same under another name, at which the ranks may have made something before."""
         moved = Made(self.kind, self.time_ns)
         moved.identities = [each._replace(ctime_ns=0) for each in self.identities[-_LAST_STATES:]]
         moved._announced, moved._writers = dict(self._announced), dict(self._writers)
         moved.settled_ns, moved.doubtful = self.settled_ns, self.doubtful
+        moved._brought = {pid: tuple(moved.identities)}
         if replaced is not None and replaced.kind == self.kind:
-            # Until the rename is done, which comes after its record, the other ranks still find the old file.
+            # Until the rename is done, which comes after its record, the other ranks still find the old file. A rank
+            # without a core renames after 8 of the others' renames, whose states (4 each) are all that is kept of 32.
+            moved._brought = {**replaced._brought, **moved._brought}
             moved.identities = [*replaced.identities, *moved.identities][-_MOST_STATES:]
         return moved
 
     def knows(self, status: os.stat_result) -> bool:
         """Return whether a process of the rehearsal recorded this very state."""
-        return any(identity.fits(status) for identity in self.identities)
+        return any(identity.fits(status) for identity in self._states())
+
+    def _states(self) -> Iterator[Identity]:
+        yield from self.identities
+        for brought in self._brought.values():
+            yield from brought
 
     def has_other_writers(self, pid: int) -> bool:
         """Return whether a process of the rehearsal beside this one has it open for writing, or is about to."""
@@ -255,7 +265,7 @@ class Made:
         return self.knows(status)
 
     def _is_same_file(self, status: os.stat_result) -> bool:
-        return any(identity.place == (status.st_dev, status.st_ino) for identity in self.identities)
+        return any(identity.place == (status.st_dev, status.st_ino) for identity in self._states())
 
     def is_of_kind(self, status: os.stat_result) -> bool:
         """Return whether there is now what was to be made."""
@@ -382,16 +392,16 @@ class Replay:
         if record.kind == "foreign":
             self.foreign.add(new)
         elif old in self.entries:
-            self._rename(old, new)
+            self._rename(old, new, record.pid)
         else:
             self.entries[new] = Made(record.kind, record.time_ns)
             self.entries[new].announced(record.pid, record.time_ns)
         inside = old.rstrip(os.sep) + os.sep
         for path in [path for path in self.entries if path.startswith(inside)]:
-            self._rename(path, os.path.join(new, path[len(inside) :]))
+            self._rename(path, os.path.join(new, path[len(inside) :]), record.pid)
 
-    def _rename(self, old: str, new: str) -> None:
-        moved = self.entries[old].renamed(self.entries.get(new))
+    def _rename(self, old: str, new: str, pid: int) -> None:
+        moved = self.entries[old].renamed(self.entries.get(new), pid)
         self.entries[new] = moved
         for identity in moved.identities:
             self._names.setdefault(identity.place, set()).add(new)
