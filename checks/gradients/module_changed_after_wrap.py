@@ -59,6 +59,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
 CHECK = Check(
@@ -176,11 +177,11 @@ def changes_after_wrap(projection: Projection) -> Iterator[Change]:
         (wrap, text) for wrap, text, _, value in changes if (wrap, text, not value) in {c[:2] + c[3:] for c in changes}
     }
     switching = training_events(projection, SET_REQUIRES_GRAD, "requires_grad_")
-    # What no line has frozen already wants a gradient: DDP listed it.
-    frozen = min((event.ordinal for event in switching if _switched(event) is not True), default=None)
+    off = [event for event in switching if _switched(event) is not True]
     seen: set[ast.AST] = set()
     for number, text, change, value in changes:
-        if value and change.switches and (frozen is None or frozen > change.wrap.ordinal):
+        # What no line has frozen already wants a gradient: DDP listed it.
+        if value and change.switches and not any(_may_freeze(projection, event, change.wrap) for event in off):
             continue
         searched = constant(change.wrap.named.get("find_unused_parameters", Const(False))) is not False
         if (number, text) in both or change.node in seen or (searched and not value) or change.rests:
@@ -366,6 +367,22 @@ def _switches(projection: Projection) -> Iterator[_Found]:
         number, value = _wrap_of(projection, event), _switched(event)
         if number is not None and value is not None:
             yield _switch(projection, event, number, event.node, value, _is_whole(projection, event, number))
+
+
+def _may_freeze(projection: Projection, event: Event, wrap: Event) -> bool:
+    """Return whether something of a model is frozen by an event before it is wrapped, as far as the source shows."""
+    machine, module = projection.machine, wrap.argument("module", 0)
+    if event.ordinal > wrap.ordinal or not isinstance(module, Instance):
+        return event.ordinal < wrap.ordinal
+    # In a method, of what the object holds: the features of a loss are frozen in its own constructor.
+    holder = machine.store.get(event.scopes[-1], "self") if event.scopes else None
+    if not isinstance(holder, Instance):
+        return True
+    own, wrapped = (
+        {part.number for part in parts_of_module(machine, one) if isinstance(part, (Instance, ExternalObject))}
+        for one in (holder, module)
+    )
+    return not own.isdisjoint(wrapped)
 
 
 def _loops_over(event: Event) -> Iterator[tuple[ast.For, bool]]:

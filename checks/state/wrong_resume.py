@@ -206,6 +206,8 @@ def left_out(script: Script) -> Iterator[Verdict]:
     if not saved or any(isinstance(one, ast.Subscript) and not isinstance(one.slice, ast.Constant) for one in given):
         return
     states, taken = _States(script), _taken(script)
+    if states.are_loaded_at_the_end:
+        return
     for module, literal, named in saved:
         weights = [name for name, value in named.items() if owner_of_state(value) and not _is_stateful(name, value)]
         states_of = {name: value for name, value in named.items() if owner_of_state(value)}
@@ -264,6 +266,17 @@ class _States:
         written = {call for module in script.modules for call in module.calls_by_name.get("load_state_dict", ())}
         come_to = {event.node for event in self._loads}
         self._all_known = bool(written) and written <= come_to and all(map(self._kinds, self._loads))
+        self._last_step = max((step.ordinal for step in self._steps), default=0)
+        self._read_everywhere = written <= come_to
+
+    @property
+    def are_loaded_at_the_end(self) -> bool:
+        """Whether no step follows any load: the best weights are taken back to be evaluated."""
+        trains = {loop.node for step in self._steps for loop in step.loops}
+        return bool(self._steps and self._loads and self._read_everywhere) and all(
+            load.ordinal > self._last_step and trains.isdisjoint(loop.node for loop in load.loops)
+            for load in self._loads
+        )
 
     def is_left_out(self, save: ast.expr) -> bool:
         """Return whether a state is saved of an object, and no object of its kind loads any."""

@@ -23,7 +23,6 @@ from tests.check_command import check
 from tests.first_seen.enter import Verdict
 from tests.first_seen.ledger import Came, Expected, Judgement, Row, append, is_right
 
-
 NO_CHECK = ("none",)
 """The codes of a label whose reader found no check for the cause: what is said where decides."""
 

@@ -45,6 +45,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     never_none,
     options_of,
+    per_rank,
     tagged,
     tags_of,
 )
@@ -140,6 +141,11 @@ def item_at(value: Value, key: object) -> Value:
             return Const(text[key])
         return derived((container,))
 
+    if isinstance(value, PerRank) and isinstance(key, int):
+        rows = [lane for lane in value.values if isinstance(lane, SequenceValue) and not lane.open]
+        if len(rows) == len(value.values) and len({len(row.values) for row in rows}) == 1:
+            # Rows differ if one part does: of `rank, size = get_rank(), get_world_size()` the size is the same.
+            return per_rank([of_one(row) for row in rows], value.guessed)
     return by_rank(of_one, value)
 
 

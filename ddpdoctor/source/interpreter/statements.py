@@ -43,12 +43,15 @@ from ddpdoctor.source.interpreter.values import (
     varied,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, TRAINED_ITEM, UNREAD_ITEM, carried, own_iterable, own_test
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_augmented
 from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
 _EVERY_ITEM = SAME_ITEMS - {"zip", "next"} | {"sorted", "range", "len"}
+_SHOWING = frozenset({"tqdm", "track", "list", "tuple", "iter"})
+"""Functions that give the items of their first argument, nothing else and nothing more."""
+_COUNTING = frozenset({"range", "trange", "count"})
 _TRIED_WALKS = 2
 """Walks of a loop that are taken back where a later turn finds something else: what one turn sets, another may ask."""
 # Name of a flag that is set in a job with ranks.
@@ -178,14 +181,33 @@ def _has_known_keys(machine: Machine, iterable: ast.expr) -> bool:
 
 def _marked(machine: Machine, loop: ast.For | ast.AsyncFor, item: Value, items: Sequence[Value]) -> Value:
     """Return what stands for some items, marked where nothing is known of them and they are no counts."""
-    counts = isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range"
-    if counts or not isinstance(item, Unknown) or item.varying or item.tags - {COUNTED}:
+    if not isinstance(item, Unknown) or item.varying or item.tags - {COUNTED}:
+        return item
+    if _counts(machine.frame.module, loop.iter):
         return item
     if items and not any(isinstance(one, (Unknown, BoundMethod)) for one in items):
         return item
     if not _feeds_a_model(machine, loop):
         return tagged(item, frozenset({UNREAD_ITEM}))
     return Unknown(True, item.opaque, item.tags | {UNREAD_ITEM, TRAINED_ITEM}, item.not_none)
+
+
+def _counts(module: Module, iterable: ast.expr, looked: int = 0) -> bool:
+    """Return whether a loop counts numbers up, alike on every rank: a range, shown by a bar or not."""
+    while isinstance(iterable, ast.Call) and last_name(iterable.func) in _SHOWING and iterable.args:
+        iterable = iterable.args[0]
+    if isinstance(iterable, ast.Call):
+        return last_name(iterable.func) in _COUNTING
+    if not isinstance(iterable, ast.Name) or looked > 2:
+        return False
+    values = module.assigned(module.body_around(iterable), iterable)
+    # `turns = tqdm(turns)` on one rank goes over what the others do.
+    made = [value for value in values if not (isinstance(value, ast.Call) and _shows(value, iterable.id))]
+    return bool(made) and all(_counts(module, value, looked + 1) for value in made)
+
+
+def _shows(call: ast.Call, name: str) -> bool:
+    return last_name(call.func) in _SHOWING and bool(call.args) and dotted(call.args[0]) == name
 
 
 def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Value, number: int) -> None:

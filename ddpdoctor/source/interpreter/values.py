@@ -259,6 +259,11 @@ def per_rank(values: Sequence[Value], guessed: bool = False) -> Value:
     first = values[0]
     if all(value == first for value in values[1:]):
         return first
+    if all(isinstance(value, Unknown) for value in values):
+        # That one rank's is an object does not tell it from the others': `turns = tqdm(turns)` counts the same.
+        maybe = [msgspec.structs.replace(value, not_none=False) for value in values if isinstance(value, Unknown)]
+        if all(value == maybe[0] for value in maybe):
+            return maybe[0]
     return PerRank(tuple(varied(value) for value in values), guessed)
 
 
