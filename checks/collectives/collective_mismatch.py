@@ -4,8 +4,8 @@ What it finds
     One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation,
     root or group differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all,
     point-to-point) are compared only in what must agree. Also different models that ranks build DDP from. In the
-    source: a root (`src`, `dst`) that is another rank on each, and a tensor as long as what each rank
-    picks of its own data.
+    source: a root (`src`, `dst`) that is another rank on each, a tensor as long as what each rank picks of its own
+    data, and the directory of a distributed checkpoint, of which each rank writes its part.
 
 Why it is bad
     NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, is_varying, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.rank_local_values import is_of_own_length
 from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 
@@ -48,7 +48,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
     subjects=("collectives",),
-    triggers=("src", "dst", "broadcast", "reduce", "gather", "scatter"),
+    triggers=("src", "dst", "broadcast", "reduce", "gather", "scatter", "checkpoint"),
 )
 # The argument that names the root, and its position.
 _ROOTS = {
@@ -92,6 +92,34 @@ def in_source(script: Script) -> Iterator[Finding]:
                 locations=event.location,
                 because=("this number depends on the rank", event),
             )
+
+    for event, given in _own_directories(projection):
+        kinds = {kind for kind, _ in tags_of(given)}
+        yield CHECK.finding(
+            f"each rank gives {event.name} a directory of its own: a part of the checkpoint lies in each, and none "
+            "holds it whole",
+            remedy="Give it the same path on every rank: name it by what all ranks share (the epoch, the step, a "
+            "reduced loss), or broadcast rank 0's.",
+            locations=event.location,
+            because=("this path depends on the rank", event),
+            # Ranks mostly read the clock in the same second.
+            severity=Severity.WARNING if "clock" in kinds else None,
+        )
+
+
+def _own_directories(projection: Projection) -> Iterator[tuple[Event, Value]]:
+    """Yield saves and loads of all ranks in a checkpoint of parts, with a path that is another one on each."""
+    for event in projection.in_course("collective"):
+        if event.root or not event.name.startswith("checkpoint.") or {"process_group", "no_dist"} & event.named.keys():
+            continue
+        storage = event.argument("storage_writer") or event.argument("storage_reader")
+        made = projection.machine.object(storage) if storage is not None else None
+        path = event.argument("checkpoint_id") or (made.argument("path", 0) if made is not None else None)
+        kinds = {kind for kind, _ in tags_of(path)} if path is not None else set()
+        # What is found in a directory is mostly the same for all; a temporary one may be for a job that saves whole.
+        unsure = "files" in kinds or ("unique" in kinds and event.undecided)
+        if path is not None and event.ranks == ALL_RANKS and is_varying(path) and not unsure:
+            yield event, path
 
 
 def _is_of_all(event: Event) -> bool:

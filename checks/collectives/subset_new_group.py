@@ -33,12 +33,12 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, RunRecord, Script
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Placed
-from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, is_varying
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, function_around, nodes_of, partings_by
 from ddpdoctor.source.queries.shown_numbers import call_chain
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
-from ddpdoctor.source.ranks.ranks import size_names
+from ddpdoctor.source.ranks.ranks import rank_names, size_names
 from ddpdoctor.source.script.module import argument_of, descend, last_name, made_from
 
 CHECK = Check(
@@ -58,6 +58,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report groups that a rank test lets only some ranks make."""
     for parting in partings_by(whole_projection(script), "group"):
         yield finding_of(CHECK, parting, _REMEDY)
+    for made, sentence, remedy in apart(whole_projection(script)):
+        yield CHECK.finding(sentence, remedy=remedy, locations=made.location)
     for made in repeated_groups(whole_projection(script)):
         yield CHECK.finding(
             "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
@@ -96,6 +98,60 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=tuple(sorted(ranks)),
             severity=Severity.WARNING,
         )
+
+
+# Process groups that each rank makes for itself.
+
+_NAMED = (ast.Name, ast.Attribute)
+_ALL_LISTS = (
+    "Let every rank go through the lists of all groups and call new_group for each, and keep the group that holds it; "
+    "or pass use_local_synchronization=True."
+)
+
+
+def apart(projection: Projection) -> Iterator[tuple[Event, str, str]]:
+    """Calls of ``new_group`` that each rank makes for its own group only, with what is wrong and what helps.
+
+    That all make one does not help: the name of a group, under which its members meet, counts the calls. Groups of
+    other ranks by one name find each other's addresses; of 4 ranks in two pairs, made so, 3 of 4 starts hung.
+    """
+    seen = {parting.event.node for parting in partings_by(projection, "group")}
+    for made in projection.in_course("collective"):
+        if made.name != "new_group" or made.node in seen:
+            continue
+        seen.add(made.node)
+        alone, loops = projection.machine.groups.get(made.node, (False, []))
+        if (alone and not _is_made_in_each_arm(made)) or any(loop.broken for loop in loops):
+            yield made, "only the ranks that a test of their own number lets through call new_group", _ALL_LISTS
+        elif _is_own(projection, made):
+            yield made, "each rank calls new_group with ranks of its own, and the others with other ones", _ALL_LISTS
+
+
+def _is_made_in_each_arm(made: Event) -> bool:
+    """Return whether each arm of a condition around a call of ``new_group`` makes the same group."""
+    wanted = ast.dump(argument_of(made.node, "ranks", 0) or ast.Constant(None))
+    for around in made.module.in_function(made.node):
+        if isinstance(around, ast.If) and around.orelse:
+            other = around.body if any(made.node in descend(one) for one in around.orelse) else around.orelse
+            calls = (node for one in other for node in descend(one) if isinstance(node, ast.Call))
+            groups = (call for call in calls if last_name(call.func) == "new_group")
+            if any(ast.dump(argument_of(one, "ranks", 0) or ast.Constant(None)) == wanted for one in groups):
+                return True
+    return False
+
+
+def _is_own(projection: Projection, made: Event) -> bool:
+    """Return whether the members of a group are made from the number of the rank that makes it."""
+    given, members = made.argument("ranks", 0), argument_of(made.node, "ranks", 0)
+    if given is None or members is None or len(getattr(members, "elts", (0, 0))) == 1:
+        return False  # A rank alone has nobody to meet.
+    if is_varying(given):
+        return True
+    body = made.module.body_around(made.node)
+    over = [node.target for node in descend(body) if isinstance(node, (ast.For, ast.comprehension))]
+    others = {last_name(node) for target in over for node in descend(target)}
+    asked = rank_names(projection.machine.store) - others
+    return any(last_name(part) in asked for part in made_from(members, body) if isinstance(part, _NAMED))
 
 
 # Process groups that a loop makes anew in every turn.

@@ -377,6 +377,8 @@ def call_function(
         returned = merged_results(frame.results, NONE, entry)
         if frame.own and isinstance(returned, Unknown) and any(one != frame.results[0] for one in frame.results):
             returned = tagged(Unknown(True, returned.opaque, returned.tags, returned.not_none), frozenset({DECIDED}))
+        elif frame.by_rank and isinstance(returned, OneOf):
+            returned = OneOf(returned.options, True)
     else:
         ends = [frame.own, *(loop.own or loop.bound for loop in frame.giving)]
         returned = SequenceValue((chosen_by(list(filter(None, ends)), frame.yielded),), open=True)

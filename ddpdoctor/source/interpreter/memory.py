@@ -136,6 +136,8 @@ class Memory:
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.items_aside: dict[int, Value] = {}
         """What data sets of the project give, as it was followed when the walk was over, by their numbers."""
+        self.groups: dict[ast.AST, tuple[bool, list[LoopFrame]]] = {}
+        """Of calls that make process groups, whether some ranks alone may come there, and the loops around."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks, and of what else it prepares."""
         self.computed: set[int] = set()

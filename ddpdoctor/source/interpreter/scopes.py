@@ -340,6 +340,8 @@ class CallFrame:
         """What calls it."""
         self.origins = NO_ORIGINS
         """What the arguments of the call come from."""
+        self.by_rank = False
+        """A path returned early by a condition that the ranks may decide differently."""
         self.agreed: set[str] = set()
         """The variables that a collective, here or in what was called, has written the same into on every rank."""
         self.file = str(module.path)
@@ -360,8 +362,8 @@ class LoopFrame:
 
     def __init__(self, around: LoopAround) -> None:
         self.around = around
-        self.skipped = False
-        """Ranks may decide differently which turns they leave by ``break`` or ``continue`` ..."""
+        self.skipped = self.broken = False
+        """Ranks may decide differently which turns they leave by ``break`` or ``continue``, or by ``break`` ..."""
         self.own: OwnTest | None = None
         """... by something of their own: their data, clock or random numbers."""
         self.bound: OwnTest | None = None

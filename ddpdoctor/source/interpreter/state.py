@@ -85,6 +85,11 @@ class Machine(Memory):
             )
         self.mask = after
 
+    @property
+    def may_be_alone(self) -> bool:
+        """Whether some ranks alone may be here, by conditions around or by turns of a loop that others left."""
+        return any(loop.skipped for loop in self.loops) or any(map(is_varying, self.deciding))
+
     def present(self, value: Value) -> Value:
         """Return a value as the present ranks have it, without the entries of ranks that left."""
         if not isinstance(value, PerRank):
@@ -171,10 +176,12 @@ class Machine(Memory):
         if self.loops and ranks & ended_by(sinks, "break", "continue"):
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
+            self.loops[-1].broken |= varying and ranks & ended_by(sinks, "break") != 0
             self.loops[-1].own = own or self.loops[-1].own
         else:
             if own is not None and own.kind not in _NO_ORIGIN:
                 self.frame.own = own
+            self.frame.by_rank |= varying
             self.frame.left_behind.append(written)
 
     def jump(self, jump: Jump, node: ast.AST) -> None:

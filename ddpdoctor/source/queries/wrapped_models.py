@@ -263,7 +263,7 @@ def holders(projection: Projection, optimizer: Event) -> list[Value]:
         if event.receiver is not None and event.ordinal < optimizer.ordinal
     }
     body = optimizer.module.body_around(optimizer.node)
-    return [receiver for node in made_from(optimizer.node, body) if (receiver := asked.get(node)) is not None]
+    return [receiver for node in origins_of(optimizer.node, body) if (receiver := asked.get(node)) is not None]
 
 
 def misplaced_optimizers(projection: Projection) -> Iterator[Verdict]:
@@ -271,7 +271,8 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Verdict]:
     made_steps = steps(projection)
     for optimizer in optimizers(projection):
         held = holders(projection, optimizer)
-        if not held:
+        dead = bool(made_steps) and not any(optimizer.ordinal in stepped(one) for one in made_steps)
+        if not held or dead:
             continue
         loop = innermost_loop(optimizer)
         own = (one for one in made_steps if optimizer.ordinal in stepped(one) and innermost_loop(one) is loop)
@@ -334,11 +335,14 @@ def _constructed_in(projection: Projection, instance: Instance, loop: ast.AST | 
 
 
 def _sharding(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:
-    """Return where the only model that an optimizer holds is sharded after it was built, under the same conditions."""
-    if len(held) != 1 or any(training_events(projection, "add_param_group")):
+    """Return where the model that an optimizer holds is sharded after it was built, under the same conditions."""
+    if any(training_events(projection, "add_param_group")):
         return None
     for event in training_events(projection, SHARDED):
-        if event.ordinal > optimizer.ordinal and event.receiver == held[0] and event.conditions == optimizer.conditions:
+        if event.ordinal < optimizer.ordinal or event.conditions != optimizer.conditions or event.receiver is None:
+            continue
+        parts = [event.receiver, *parts_of_module(projection.machine, event.receiver)]
+        if all(one in parts for one in held):
             return event
     return None
 

@@ -152,11 +152,15 @@ FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 """Methods by which a list, a set or a dictionary takes something in; they return nothing."""
 
 
+_SCOPES = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
+
+
 @lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
 def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
     """Return what the variables of a body are assigned; ``by_any_way``, what else they get, too."""
     bound: dict[str, list[ast.expr]] = {}
-    for inner in descend(body):
+    # At the top of a module a function's variables are others of the same names.
+    for inner in descend_outside(body, _SCOPES) if isinstance(body, ast.Module) else descend(body):
         targets: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(inner, ast.Assign):
             targets = [(target, inner.value) for target in inner.targets]
@@ -171,9 +175,21 @@ def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
         elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in FILLS:
             targets = [(inner.func.value, given) for given in inner.args]
         for target, value in targets:
-            if isinstance(target, ast.Name):
-                bound.setdefault(target.id, []).append(value)
+            for name in _names_bound(target) if by_any_way else (target,):
+                if isinstance(name, ast.Name):
+                    bound.setdefault(name.id, []).append(value)
     return bound
+
+
+def _names_bound(target: ast.expr | None) -> Iterator[ast.expr | None]:
+    """Yield the variables that get something of what a target is given: of ``name, one`` both, of ``rows[0]`` rows."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for part in target.elts:
+            yield from _names_bound(part)
+    else:
+        while isinstance(target, (ast.Subscript, ast.Starred)):
+            target = target.value
+        yield target
 
 
 def _followed(node: ast.AST, bound: dict[str, list[ast.expr]]) -> Iterator[ast.AST]:

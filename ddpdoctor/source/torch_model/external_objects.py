@@ -261,6 +261,7 @@ WORLD_GROUP = External("torch.distributed.group.WORLD")
 def make_group(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a group; all ranks take part in making it, unless it is local."""
     if constant(given.named.get("use_local_synchronization", Const(False))) is False:
+        machine.groups.setdefault(node, (machine.may_be_alone, list(machine.loops)))
         machine.emit("collective", "new_group", node, given, in_tree=True)
     ranks = given.value("ranks", 0) or NONE
     return (
