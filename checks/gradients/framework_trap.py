@@ -39,7 +39,7 @@ from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.diverged_replicas import PLATEAU
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, constant, options_of, tags_of
+from ddpdoctor.source.interpreter.values import NONE, External, ExternalObject, Instance, constant, options_of, tags_of
 from ddpdoctor.source.libraries.lightning import LOG, LOG_OF_FIRST, has_several, names_logged
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -93,9 +93,11 @@ def _is_scheduler(projection: Projection, one: object) -> bool:
 
 def prepared_plateaus(projection: Projection) -> Iterator[Place]:
     """Yield the steps of every ``ReduceLROnPlateau`` that went through ``prepare``."""
-    for event in _schedulers(projection):
-        if all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options_of(event.receiver or NONE)):
-            yield event.module, event.node
+    yield from ((event.module, event.node) for event in _schedulers(projection) if _is_plateau(event))
+
+
+def _is_plateau(event: Event) -> bool:
+    return all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options_of(event.receiver or NONE))
 
 
 def steps_of_epochs(projection: Projection) -> Iterator[Place]:
@@ -103,11 +105,8 @@ def steps_of_epochs(projection: Projection) -> Iterator[Place]:
     within = [[loop.node for loop in event.loops] for event in projection.in_course("backward")]
     for event in _schedulers(projection):
         around = [loop.node for loop in event.loops]
-        plateau = any(
-            isinstance(one, ExternalObject) and one.name == PLATEAU for one in options_of(event.receiver or NONE)
-        )
         # A backward in a further loop of the same one: the loop around both is that over the epochs.
-        if around and not plateau and any(loops[: len(around)] == around < loops for loops in within):
+        if around and not _is_plateau(event) and any(loops[: len(around)] == around < loops for loops in within):
             yield event.module, event.node
 
 
@@ -115,7 +114,6 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
     """Yield prepared schedulers that are as long as a loader which was prepared before, or as the training itself."""
     if not _steps_often(projection):
         return
-
     machine = projection.machine
     for event in filter(None, map(machine.events.get, sorted(machine.prepared))):
         if not event.name.startswith(_SCHEDULERS) or not isinstance(event.node, ast.Call):
@@ -187,9 +185,7 @@ def divided_twice(projection: Projection) -> Iterator[Place]:
         body = event.module.body_around(event.node)
         values: list[ast.AST] = [given]
         for one in descend(body):
-            targets = (
-                one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AugAssign) else []
-            )
+            targets = getattr(one, "targets", [one.target] if isinstance(one, ast.AugAssign) else [])
             if any(ast.dump(target).replace("Store", "Load") == ast.dump(given) for target in targets):
                 values.append(one if isinstance(one, ast.AugAssign) else one.value)  # type: ignore[attr-defined]
         for value in values:
@@ -412,8 +408,12 @@ def undivided_lengths(projection: Projection) -> Iterator[Place]:
 def clips_of_shards(projection: Projection) -> Iterator[Place]:
     """Yield where the shards of FSDP are clipped by their own norms."""
     wraps = list(noted(projection, _FSDP))
-    if wraps and all(one.complete and "sharding_strategy" not in one.named for one in wraps):
-        yield from _clips(projection)
+    strategies = [one.argument("sharding_strategy", 2) or NONE for one in wraps if one.complete]
+    # All but NO_SHARD leave a rank a part of each gradient. A clip by value looks at each element alone.
+    given = (one for strategy in strategies for one in options_of(strategy) if constant(one) is not None)
+    parts = all(isinstance(one, External) and not one.name.endswith("NO_SHARD") for one in given)
+    if wraps and len(strategies) == len(wraps) and parts:
+        yield from ((event.module, event.node) for event in noted(projection, "torch.nn.utils.clip_grad_norm_"))
 
 
 def unequal_starts(projection: Projection) -> Iterator[Place]:
