@@ -37,7 +37,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
-from ddpdoctor.source.ranks.ranks import LOCAL_RANK
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK, size_names
+from ddpdoctor.source.script.module import argument_of, last_name, made_from
 from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
@@ -128,7 +129,8 @@ def _judge(projection: Projection, sampler: Event) -> Verdict | None:
     replicas, rank = sampler.argument("num_replicas", 1), sampler.argument("rank", 2)
     one_node = replicas is not None and any(tags_of(replicas) == {tag} for tag in _ONE_NODE)
     if constant(replicas or Const(None)) == 1:
-        return None
+        early = any(one.ordinal > sampler.ordinal for one in initialisations(projection))
+        return _asked_too_early(sampler) if early and _is_asked(projection, sampler) else None
     if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:
         return _given(
             sampler,
@@ -183,6 +185,25 @@ def _judge(projection: Projection, sampler: Event) -> Verdict | None:
             "Give it dist.get_world_size(), or omit num_replicas=.",
         )
     return None
+
+
+def _is_asked(projection: Projection, sampler: Event) -> bool:
+    """Return whether the number of replicas is what a function says that knows whether there is a process group."""
+    given = argument_of(sampler.node, "num_replicas", 1)
+    parts = made_from(given, sampler.module.body_around(sampler.node)) if given is not None else ()
+    asked = size_names(projection.machine.store)
+    return projection.machine.group_is_made_here and any(
+        isinstance(part, ast.Call) and last_name(part.func) in asked for part in parts
+    )
+
+
+def _asked_too_early(sampler: Event) -> Verdict:
+    return _given(
+        sampler,
+        "one replica, for there is no process group yet",
+        "every rank draws the whole data set",
+        "Make the process group first; then omit rank= and num_replicas=.",
+    )
 
 
 def _is_local_rank(projection: Projection, rank: Value) -> bool:

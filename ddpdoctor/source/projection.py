@@ -108,8 +108,23 @@ def whole_projection(script: Script) -> Projection:
 
 @once
 def project(script: Script) -> Projection:
-    """Walk a script; the result is kept with the script. Never raises for what a script contains."""
+    """Walk a script; the result is kept with the script. Never raises for what a script contains.
+
+    ``init_process_group`` fails where there is a group. So where the script comes to it, there was none before, and a
+    script that asked for one until then is walked again with that answer.
+    """
+    projection = _projected(script, group_is_made_here=False)
+    made = next((one for one in projection.of_kind("collective") if one.name == "init_process_group"), None)
+    if made is None or not projection.machine.asked_early or made.root or made.ranks != ALL_RANKS:
+        return projection
+    if any("initialized" in condition for condition in made.conditions):
+        return projection
+    return _projected(script, group_is_made_here=True)
+
+
+def _projected(script: Script, *, group_is_made_here: bool) -> Projection:
     machine = Machine(script)
+    machine.group_is_made_here = group_is_made_here
     for function in (evaluate, execute, apply, call_function, own_test):
         setattr(machine, function.__name__, partial(function, machine))
     machine.mark_decided = mark_decided

@@ -136,6 +136,8 @@ class Memory:
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.items_aside: dict[int, Value] = {}
         """What data sets of the project give, as it was followed when the walk was over, by their numbers."""
+        self.group_is_made_here = self.asked_early = False
+        """The script itself makes the process group; it has asked for one where none was made on the way there."""
         self.groups: dict[ast.AST, tuple[bool, list[LoopFrame]]] = {}
         """Of calls that make process groups, whether some ranks alone may come there, and the loops around."""
         self.prepared: set[int] = set()

@@ -425,14 +425,17 @@ def _opened(machine: Machine, node: ast.AST, given: Arguments) -> Value:
 
 
 def _is_initialized(machine: Machine, node: ast.AST, given: Arguments) -> Value:
-    """Return true, except in code that makes the group itself if there is none, where none was made on the way to it.
+    """Return whether there is a group, in a script that certainly makes it, or in code that does if there is none.
 
     Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
     """
+    is_made = machine.store.get(*GROUP) is not None
     owner = machine.frame.owner
     module = machine.frame.module
-    makes = _names_a_start(module, module.tree if owner is None else owner.node)
-    return Const(not makes or machine.store.get(*GROUP) is not None)
+    if is_made or machine.group_is_made_here or _names_a_start(module, module.tree if owner is None else owner.node):
+        return Const(is_made)
+    machine.asked_early = True
+    return Const(True)
 
 
 def _initialized_by_apex(machine: Machine, node: ast.AST, given: Arguments) -> Value:
