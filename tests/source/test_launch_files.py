@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checks.launch import missing_rank_environment, missing_set_device
+from ddpdoctor.checks.launch import deprecated_launcher, missing_rank_environment, missing_set_device
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.script.script import Script, exports, read_script
@@ -57,6 +57,41 @@ def test_a_readme_that_sets_the_address_answers_for_it(tmp_path: Path, line: str
     assert [one.code for one in missing_rank_environment.in_source(script)] == ["DDP510"]
     (tmp_path / "README.md").write_text(f"# How to run\n\n```\n{line}\n```\n")
     assert not list(missing_rank_environment.in_source(script))
+
+
+OPTION = """
+import argparse, os
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+parser.parse_args()
+print(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("gloo")
+"""
+OLD = "python -m torch.distributed.launch --nproc_per_node=4"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (f"{OLD} train.py", True),
+        (f"method='train'\n{OLD} \\\n    $method.py --lr 0.1", True),
+        (f"export SCRIPT=train.py  # or test.py\n{OLD} ${{SCRIPT}}", True),
+        (f'NAME=train\nSCRIPT="$NAME.py"\n{OLD} "$SCRIPT"', True),
+        (f'LAUNCH="{OLD}"\n$LAUNCH train.py', True),
+        (f"DIR=src\ncd ..\n{OLD} $DIR/train.py", True),
+        (f"  METHOD=train\n{OLD} ${{METHOD}}.py --name ${{METHOD}}", True),
+        (f"method='test'\n{OLD} $method.py", False),
+        (f"{OLD} $1.py", False),
+        (f"method=train\nmethod=test\n{OLD} $method.py", False),
+        ("method=train\ntorchrun --nproc_per_node=4 $method.py", False),
+    ],
+)
+def test_a_shell_script_starts_what_its_variables_say(tmp_path: Path, lines: str, found: bool) -> None:
+    script = _script(tmp_path, OPTION)
+    (tmp_path / "src" / "train.sh").write_text(f"#!/bin/bash\n{lines}\n")
+    assert [one.code for one in deprecated_launcher.in_source(script)] == ["DDP503"] * found
 
 
 def test_a_readme_that_only_speaks_of_the_address_does_not(tmp_path: Path) -> None:

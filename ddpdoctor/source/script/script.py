@@ -34,6 +34,7 @@ from ddpdoctor.source.script.written_paths import (
     UNKNOWN_PART,
     absolute_name,
     added_directories,
+    commands_beside,
     given_for,
     imports_by_name,
     may_be,
@@ -533,10 +534,10 @@ def is_started_per_gpu(script: Script) -> bool:
 def _commands(script: Script, launcher: str) -> Iterator[str]:
     """Yield the commands of the project's files by which a launcher starts the script, up to its name."""
     entry = script.entry.path
-    command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/]{re.escape(entry.name)}(?![\w.])"
-    for path, text in texts_beside(script.root):
+    command = rf"{launcher}(?:\\\n|[^\n|;&])*?[\s/\"']{re.escape(entry.name)}(?![\w.])"
+    for path, text in commands_beside(script.root):
         for match in re.finditer(command, text):
-            if _means(match[0].split()[-1], path, entry):
+            if _means(match[0].split()[-1].strip("\"'"), path, entry):
                 yield match[0]
 
 

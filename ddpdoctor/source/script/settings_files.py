@@ -20,7 +20,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.source.script.module import Module, all_once, last_name, once
 from ddpdoctor.source.script.project import project_root
-from ddpdoctor.source.script.written_paths import texts_beside, written_path
+from ddpdoctor.source.script.written_paths import commands_beside, written_path
 
 Tree: TypeAlias = "dict[str, Any]"
 TARGET = "_target_"
@@ -103,7 +103,7 @@ def _calls(module: Module, name: str) -> Iterator[ast.Call]:
 def _of_command(module: Module) -> str | None:
     """Return the settings that a command of the project's files starts a script with: its README, or a shell script."""
     command = rf"{re.escape(module.path.name)}\b[^\n|;&]*?--config[-_]name[=\s]+['\"]?([\w./-]+)"
-    found = (re.search(command, text) for _, text in texts_beside(project_root(module.path)))
+    found = (re.search(command, text) for _, text in commands_beside(project_root(module.path)))
     return next((match[1] for match in found if match is not None), None)
 
 

@@ -148,6 +148,8 @@ def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], dep
 LEVELS_DOWN = 2
 """How far below the project's root such files are looked for: ``deploy/kubernetes/job.yaml``."""
 MOST_FILES, MOST_BYTES = 60, 200_000
+_IN_EACH_OTHER = 3
+"""How often variables are put into each other: ``ROOT``, ``SCRIPT=$ROOT/train.py``, ``LAUNCH="torchrun $SCRIPT"``."""
 _LAUNCH_FILES = regex(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
 
 
@@ -160,6 +162,28 @@ def texts_beside(root: Path) -> Iterator[tuple[Path, str]]:
                 yield path, file.read(MOST_BYTES)
         except OSError:
             continue
+
+
+_SET = regex(r"""^[ \t]*(?:export[ \t]+)?(\w+)=(?:"([^"\n`]*)"|'([^'\n]*)'|([^\s"'`;|&$()]+))[ \t]*(?:\#.*)?$""", re.M)
+
+
+def commands_beside(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the same, with the variables of a shell script put in that it sets once, to what is written there.
+
+    ``METHOD=unimatch`` and ``torchrun $METHOD.py`` start ``unimatch.py``.
+    """
+    for path, text in texts_beside(root):
+        values: dict[str, set[str]] = {}
+        for found in _SET.finditer(text) if "$" in text else ():
+            values.setdefault(found[1], set()).add(next((value for value in found.groups()[1:] if value), ""))
+        known = {name: one.pop() for name, one in values.items() if len(one) == 1}
+        yield path, _put_in(text, known)
+
+
+def _put_in(text: str, known: Mapping[str, str]) -> str:
+    for _ in range(_IN_EACH_OTHER if known else 0):
+        text = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda one: known.get(one[1] or one[2], one[0]), text)
+    return text
 
 
 def _files(directory: Path, levels: int) -> Iterator[Path]:
