@@ -35,7 +35,7 @@ import msgspec
 
 from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, Placed
 from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -59,6 +59,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
@@ -90,6 +91,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             because=((f"{change.what} here", place), ("the model is wrapped here", change.wrap.location)),
         )
 
+    for frozen, wrap in _frozen_in_forwards(script):
+        yield CHECK.finding(
+            "the forward freezes parameters that DDP listed when it was built, and whose gradients it waits for: the "
+            "forward after that fails",
+            remedy="Freeze them before the wrap, wrap the model again once they are frozen, or pass "
+            "find_unused_parameters=True.",
+            locations=frozen.location,
+            because=("the model is wrapped here", wrap.location),
+        )
     for event, fit in unfrozen_in_hooks(whole_projection(script)):
         yield CHECK.finding(
             "parameters are unfrozen after the Trainer wrapped the module: DDP never lists them, and their gradients "
@@ -107,6 +117,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=place,
             because=("it freezes them before the module is wrapped, which happens here", fit.location),
         )
+
+
+def _frozen_in_forwards(script: Script) -> Iterator[tuple[Placed, Event]]:
+    if uses_part(script, ("requires_grad",)):
+        from ddpdoctor.checks.gradients.frozen_in_forward_source import frozen_in_forwards
+
+        yield from frozen_in_forwards(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -98,7 +98,7 @@ def _unused_in(
             for name in parameter_attributes(machine, part)
             if getattr(machine.store.get(part.number, name), "number", None) not in frozen
         ]
-        dead = _dead_code(machine, part)
+        dead = dead_code(machine, part)
         unused = [name for name in held if not _is_used(machine, part, name, dead)]
         teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
         left.update((part.cls.node, name) for name in (*unused, *teaching))
@@ -289,7 +289,7 @@ def _is_used(machine: Machine, part: Instance, name: str, dead: frozenset[ast.AS
     return reached is None or name in reached
 
 
-def _dead_code(machine: Machine, part: Instance) -> frozenset[ast.AST]:
+def dead_code(machine: Machine, part: Instance) -> frozenset[ast.AST]:
     """Return what the settings of a module rule out in its methods, and the tests that they decide."""
     dead: set[ast.AST] = set()
     for cls in family(machine, part.cls):
@@ -499,7 +499,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
     for part in modules:
         forwards = [node for node in part.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
         others = [base for base in bases_of(machine, part.cls) if isinstance(base, ProjectClass)]
-        names, dead = list(parameter_attributes(machine, part, in_some_way=True)), _dead_code(machine, part)
+        names, dead = list(parameter_attributes(machine, part, in_some_way=True)), dead_code(machine, part)
         if len(forwards) != 1 or others or not _is_straight(_live(forwards[0], dead), names, dead):
             return 0
         words = {word for node in _live(forwards[0], dead) for word in _loaded_words(node)}
