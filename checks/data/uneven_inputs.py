@@ -58,7 +58,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, is_averaged, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
-from ddpdoctor.source.script.module import Module, children_of, descend, last_name
+from ddpdoctor.source.script.module import Module, children_of, descend, dotted, last_name
 from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 from ddpdoctor.source.vocabulary import JOINS
 
@@ -270,7 +270,27 @@ def _part_of_instance(machine: Machine, value: Instance) -> Part | None:
         found = next((part for name, part in parts.items() if name in used), None)
         if found is not None and (turns is not None or _returns_length(method.node)):
             return found
-    return as_written(machine.store, module, turns.node) if isinstance(turns, Function) else None
+    code = _run_by(machine, value, turns) if isinstance(turns, Function) else ()
+    written = (as_written(machine.store, home, node) for home, node in code)
+    return next((part for part in written if part is not None), None)
+
+
+def _run_by(machine: Machine, value: Instance, method: Function) -> Iterator[tuple[Module, ast.AST]]:
+    """Yield the code of a method, of the methods of its object that it calls, and of functions of the same module."""
+    waiting, seen = [method], set[ast.AST]()
+    while waiting:
+        function = waiting.pop(0)
+        module = machine.script.module(function.module)
+        if module is None or function.node in seen:
+            continue
+        seen.add(function.node)
+        yield module, function.node
+        for call in (node for node in descend(function.node) if isinstance(node, ast.Call)):
+            own = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
+            found = class_attribute(machine, value.cls, last_name(call.func)) if own else None
+            if isinstance(call.func, ast.Name):
+                found = machine.store.get(machine.scope_modules[module.name], call.func.id)
+            waiting += [found] if isinstance(found, Function) else []
 
 
 def _returns_length(method: ast.AST) -> bool:

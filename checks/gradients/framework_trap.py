@@ -389,16 +389,14 @@ def undivided_lengths(projection: Projection) -> Iterator[Place]:
             if function.name != "configure_optimizers":
                 continue
             for call in module.index.within(function, ast.Call):
-                given = [one.value for one in call.keywords if one.arg in _LENGTHS]
+                name = module.resolve(call.func)
+                schedules = name.startswith(_SCHEDULERS) or "_schedule" in name
+                given = [one.value for one in call.keywords if schedules or one.arg in _LENGTHS]
+                given += call.args if schedules else []
                 parts = [node for value in given for node in made_from(value, function)]
                 divided = any(last_name(node) in ("world_size", "num_devices", "devices") for node in parts)
-                whole = any(
-                    isinstance(node, ast.Call)
-                    and last_name(node.func) == "len"
-                    and "train_dataloader()" in ast.unparse(node)
-                    for node in parts
-                )
-                if whole and not divided:
+                lengths = (node for node in parts if isinstance(node, ast.Call) and last_name(node.func) == "len")
+                if any("train_dataloader()" in ast.unparse(node) for node in lengths) and not divided:
                     yield module, call
 
 
