@@ -47,6 +47,15 @@ class Case(msgspec.Struct, frozen=True):
 
 
 BACKWARD = "loss.backward()"
+COUNT_ON_ALL = """        count = torch.tensor(float(count))
+        dist.all_reduce(count)
+        count = count / dist.get_world_size()
+"""
+BOX_LOSS = '"boxes": F.l1_loss(self.boxes(seen), boxes)}'
+BOX_MEANS = '        boxes = torch.stack([target["boxes"].mean(0) for target in targets])\n'
+BOXES_APART = """        count = sum(len(target["boxes"]) for target in targets)
+        apart = torch.cat([(box - target["boxes"]).abs() for box, target in zip(self.boxes(seen), targets)])
+"""
 _STEP_OF_LOSS = "        loss.backward()\n"
 BY_LIST: Edits = (
     ('"--processes", type=int, default=2', '"--devices"'),
@@ -257,6 +266,22 @@ FAULTS = (
         (("sum(losses.values())", 'losses["kinds"] + losses["boxes"] * (rank == 0)'),),
         "one-rank",
         ranks=(1,),
+    ),
+    Case(
+        "detection: the boxes divided by the rank's own number of them",
+        "detection",
+        ((BOX_LOSS, '"boxes": apart.sum() / count}'), (BOX_MEANS, BOXES_APART)),
+        "weighted",
+        says="a term of the loss is divided by a count of each rank's own",
+        line="apart.sum() / count",
+        quick=True,
+    ),
+    Case(
+        "detection: the boxes divided by a tensor of their number",
+        "detection",
+        ((BOX_LOSS, '"boxes": 3 * (apart.sum() / torch.tensor(float(count)))}'), (BOX_MEANS, BOXES_APART)),
+        "weighted",
+        line="apart.sum() / torch",
     ),
     Case(
         "weights: of the rank's own part of the data",

@@ -51,6 +51,22 @@ FAULTS = (
         0.5,
         ("image", "text"),
     ),
+    Case(
+        "contrastive: negatives of the own rank, and times the ranks",
+        "contrastive",
+        ((_GATHERED, "    return x\n"), ("target)) / 2", "target)) / 2 * world")),
+        "scaled",
+        2.0,
+        line="* world",
+        quick=True,
+    ),
+    Case(
+        "contrastive: negatives of the own rank, and divided by the ranks",
+        "contrastive",
+        ((_GATHERED, "    return x\n"), ("target)) / 2", "target)) / 2 / world")),
+        "scaled",
+        0.5,
+    ),
 )
 
 CORRECT = (

@@ -173,6 +173,10 @@ class _Row(msgspec.Struct, frozen=True):
         return self.ranks[0]
 
 
+LEAST_UNEVEN = 0.05
+"""Counts of a term that differ by less weigh the samples of a rank no more than chance does."""
+
+
 class _Fit(msgspec.Struct, frozen=True):
     """Gradients as sums of those of one process on the samples of each rank."""
 
@@ -415,11 +419,15 @@ class _Judge:
         fits = [] if any(step.unmatched_draws for steps in self._runs.alone for step in steps) else self._fits()
         if not fits or any(fit.rest_of_ranks > EXPLAINED * self._tolerance or min(fit.of_ranks) < 0 for fit in fits):
             return _open("one process cannot be given the batches of all ranks at once")
+        return self._sum_of_ranks(fits) or _open("one process cannot be given the batches of all ranks at once")
+
+    def _sum_of_ranks(self, fits: Sequence[_Fit]) -> dict[str, Any]:
+        """Return that what the ranks have alone is multiplied or divided by their number; nothing where it is not."""
         factor = sum(fits[0].of_ranks)
-        if all(self._is_same(sum(fit.of_ranks), factor) for fit in fits) and self._is_of_world(factor):
-            whole = {"equal": 0, "within": round(abs(1 - factor) / max(1, factor), 4), "factors": ()}
-            return self._says("scaled", [], factor=round(factor, 4), places=self._scaled_at(factor), **whole)
-        return _open("one process cannot be given the batches of all ranks at once")
+        if not all(self._is_same(sum(fit.of_ranks), factor) for fit in fits) or not self._is_of_world(factor):
+            return {}
+        whole = {"equal": 0, "within": round(abs(1 - factor) / max(1, factor), 4), "factors": ()}
+        return self._says("scaled", [], factor=round(factor, 4), places=self._scaled_at(factor), **whole)
 
     def _is_of_world(self, factor: float) -> bool:
         return any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2))
@@ -440,6 +448,8 @@ class _Judge:
             # What is gathered for a metric leaves the gradient of a rank as it is alone.
             if self._runs.cuts and len(wrong) == self._world:
                 return self._says("cut", self._differ, places=self._runs.cuts)
+            if all(fit.rest_of_ranks <= most for fit in fits) and (found := self._sum_of_ranks(fits) or self._term()):
+                return found
             return _open("the loss compares the samples of a batch with each other, each rank those of its own")
         if any(min(fit.weights) < 0.05 * max(fit.weights) for fit in fits):
             return _open("one process was not given the samples of every rank")
@@ -524,6 +534,27 @@ class _Judge:
                     counted = [("count", *mine.counted[place])] if place in mine.counted else []
                     places[place] = (("divisor", file, line), *counted)
         return next(iter(places.values())) if len(places) == 1 else ()
+
+    def _term(self) -> dict[str, Any]:
+        """Return the one term of the loss that is divided by a count of each rank's own, where the ranks' counts differ
+        and add up to that of one process; nothing where there is none, or several.
+        """
+        found: dict[tuple[str, int], tuple[float, ...]] = {}
+        for step in range(self._steps):
+            mine, one = self._runs.ranks[0][step], self._runs.one[step]
+            for place, number in mine.scalings.items():
+                counts = tuple(steps[step].scalings.get(place, 0.0) for steps in self._runs.ranks)
+                uneven = min(counts) > 0 and max(counts) > (1 + LEAST_UNEVEN) * min(counts)
+                whole = self._is_same(sum(counts), one.scalings.get(place, 0.0))
+                if place[0] == "div" and ("div", number) in mine.scaled_back and uneven and whole:
+                    found.setdefault(place[1:], counts)
+        if len(found) != 1:
+            return {}
+        ((file, line), counts), equal = next(iter(found.items())), round(1 / self._world, 4)
+        due = tuple(round(count / sum(counts), 4) for count in counts)
+        numbers = tuple(map(int, counts)) if all(count == int(count) for count in counts) else ()
+        shares = {"weights": (equal,) * self._world, "due": due, "counts": numbers}
+        return self._says("weighted", self._differ, places=(("term", file, line),), **shares)
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""

@@ -64,6 +64,10 @@ def difference(section: EquivalenceSection) -> str:
         due = ", ".join(f"{share:.0%}" for share in section.due)
         told = f"the ranks' samples have shares of {shares} in the gradient, and of {due} in one process"
         counts = ", ".join(map(str, section.counts))
+        if section.places:
+            numbers = f" ({counts})" if counts else ""
+            own = f"a term of the loss is divided by a count of each rank's own{numbers}, and averaged over the ranks: "
+            return f"{own}in it {told}"
         return f"{told}, for they have {counts} tokens or samples that count" if counts else told
     if section.kind == "one-rank":
         does = "computes" if len(section.at) == 1 else "compute"

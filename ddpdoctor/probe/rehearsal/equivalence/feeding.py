@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Callable, Optional
 
 from ...journal import Journal
 from ...observed import leaves, tensor_digest
+from ...user_code import outwards
 
 # What enters a loss beside parameters, and is neither made by code alone nor given to this process: data of its own.
 
@@ -358,6 +359,7 @@ def read_all(directory: str, name: str) -> list[Any]:
 
 MOST_DRAWN_BYTES = 1 << 26
 LOSSES_NOTED = 64
+_LOADER_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/sampler.py")
 _LOSSES = {"aten::nll_loss_forward": 2, "aten::nll_loss2d_forward": 2, "aten::binary_cross_entropy_with_logits": 3}
 """Losses that take weights of classes, behind each function and module of torch's that does, and the argument."""
 _REDUCED_ELEMENTS = 64
@@ -454,7 +456,7 @@ class Draws:
             generator.set_state(state)
 
     def _drawn_by(self, name: str, result: Any) -> Any:
-        if os.getpid() != self._journal.pid or not isinstance(result, self._torch.Tensor):
+        if os.getpid() != self._journal.pid or not isinstance(result, self._torch.Tensor) or self._is_of_loader():
             return result
         file, line = self._line()
         count = self._met.get((name, file, line), 0)
@@ -473,6 +475,16 @@ class Draws:
             return result
         value = value.to(dtype=result.dtype, device=result.device)
         return result.copy_(value) if value.shape == result.shape else value
+
+    def _is_of_loader(self) -> bool:
+        """Return whether torch's loader draws: the seed of its workers or of an order. One process is given batches."""
+        for frame in outwards(sys._getframe(2)):
+            file = frame.f_code.co_filename
+            if file.endswith(_LOADER_FILES):
+                return True
+            if self._journal.user_code.holds(file):
+                return False
+        return False
 
     def _together(self, name: str, result: Any, parts: list[Any]) -> Any:
         """Return what the ranks drew, as one draw; None where that makes no sense."""
