@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from itertools import count
 from signal import SIGABRT
 from typing import BinaryIO
@@ -16,6 +16,7 @@ from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level, statement_in
+from ddpdoctor.postmortem.failed_collectives import FailedCollectives
 from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
 from ddpdoctor.postmortem.line_forms import BoxedTracebacks, lines_in, parts_of
 from ddpdoctor.postmortem.prefixes import Habit, OtherPrefixes, Prefixed, last_time, split
@@ -239,6 +240,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     """The last one that reports something."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it."""
+    failed_in: Mapping[int, list[Frame]] = {}
+    """The stacks of the collectives that a watchdog gave up, by rank."""
     began_ns: int = 0
     ended_ns: int = 0
     """By its first and its last time stamp."""
@@ -266,6 +269,7 @@ class LogReader:
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
         self._boxes = BoxedTracebacks()
+        self._failed = FailedCollectives()
         self._ignored = "", -_SOON_LINES
         self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
@@ -312,7 +316,7 @@ class LogReader:
             self._add(
                 Incident(kind="said", trouble="exception", type=ERROR_LINE, message=text, loose=True), prefixed, number
             )
-        read.incidents += self._latest
+        read.incidents, read.failed_in = read.incidents + list(self._latest), self._failed.stacks
         read.lines = scanner.lines
         read.sifted, read.skipped = scanner.sifted, scanner.skipped
         if not self._has_agent():
@@ -417,14 +421,8 @@ class LogReader:
     @property
     def _taken_in(self) -> int:
         read = self.read_so_far
-        return (
-            len(read.incidents)
-            + len(self._latest)
-            + len(read.endings)
-            + len(self._of_tasks)
-            + len(self._told_to_end)
-            + read.dropped
-        )
+        kept: tuple[Sized, ...] = read.incidents, self._latest, read.endings, self._of_tasks, self._told_to_end
+        return read.dropped + sum(map(len, kept))
 
     def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
         if not self._table.open and self._table.begins_within(text):
@@ -465,6 +463,9 @@ class LogReader:
 
     def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
         """A line outside of any traceback."""
+        if self._failed.take(prefixed.rank, text):
+            self._after = LINES_AFTER
+            return
         if ("joined" in text or "world_size" in text) and (match := _WORLD.search(text)):
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(match["joined"] or match["said"]))
         if self._wrapped:

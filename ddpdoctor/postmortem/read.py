@@ -18,13 +18,14 @@ from ddpdoctor.finding import grouped
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import LARGEST_BYTES, DumpError, Dumps
 from ddpdoctor.postmortem.dumps.nccl_reports import REPORT, NcclReports
+from ddpdoctor.postmortem.failed_collectives import parted
 from ddpdoctor.postmortem.failures import details_of, own_rank
 from ddpdoctor.postmortem.inputs import LARGEST_ERROR_FILE, Found, find_inputs, opened
 from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import first_time, habit_of
 from ddpdoctor.postmortem.tracebacks import parse
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
-from ddpdoctor.record.streams.setup import NO_CODE, Incident, LogEvidence
+from ddpdoctor.record.streams.setup import NO_CODE, Incident, LogEvidence, StackDump
 
 # Reads the files of a job's flight-recorder dumps, one after the other.
 
@@ -225,7 +226,8 @@ def read_postmortem(
     notes += dumped.notes
     if dumped.incidents:
         read.append(LogRead(incidents=[replace(one, position=next(positions)) for one in dumped.incidents]))
-    record = _record(replace(_evidence(read), dumps_doubt=dumped.doubt))
+    stacks = parted(one.failed_in for one in read)
+    record = _record(replace(_evidence(read), dumps_doubt=dumped.doubt), stacks)
     if dumped.book.ranks:
         record = dumped.book.into(record, dumped.written_ns)
     return Postmortem(
@@ -420,13 +422,13 @@ def _finished(read: Sequence[LogRead]) -> bool:
     return bool(reporting) and all(lines >= LINES_OF_A_LIVING_JOB for lines in gone_on)
 
 
-def _record(evidence: LogEvidence) -> RunRecord:
+def _record(evidence: LogEvidence, stacks: tuple[StackDump, ...] = ()) -> RunRecord:
     """Return the record with the ranks as far as the logs know them."""
     numbers = {one.rank for one in evidence.incidents} | {one.rank for one in evidence.endings}
     named = {one for one in numbers if one is not None} | set(evidence.ranks)
     ranks = tuple(_rank(evidence, number) for number in sorted(named))
     job = Job(kind="log", world_size=evidence.world_size, ranks_expected=evidence.world_size)
-    return RunRecord(job=job, ranks=ranks, logs=evidence)
+    return RunRecord(job=job, ranks=ranks, logs=evidence, stacks=stacks)
 
 
 def _rank(evidence: LogEvidence, number: int) -> Rank:

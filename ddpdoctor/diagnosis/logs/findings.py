@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from signal import SIGABRT
 from typing import Literal
 
 import msgspec
@@ -52,8 +53,11 @@ def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence]
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
         finding = divergence_finding(check, record, parting.divergence, remedy(parting.divergence))
-        # What a divergence in a record of logs rests on are the dumps.
-        evidence = tuple(replace(fact, basis="dump") if fact.basis == "log" else fact for fact in finding.evidence)
+        # What a divergence in a record of logs rests on are the dumps, unless the logs hold the stacks.
+        of_dumps = not record.stacks
+        evidence = tuple(
+            replace(fact, basis="dump") if of_dumps and fact.basis == "log" else fact for fact in finding.evidence
+        )
         basis = frozenset(fact.basis for fact in evidence) or finding.basis
         if record.stacks:
             evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))
@@ -66,7 +70,9 @@ def explains_the_death(record: RunRecord) -> bool:
     if parting_of(record) is None:
         return False
     cause = first_cause(record)
-    return cause is None or cause.first.kind in ("timed-out", "stuck", "lost-peer")
+    # The watchdog that prints such stacks ends its rank by an abort.
+    by_watchdog = cause is not None and cause.first.signal == SIGABRT and bool(record.stacks)
+    return cause is None or by_watchdog or cause.first.kind in ("timed-out", "stuck", "lost-peer")
 
 
 class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
