@@ -137,3 +137,25 @@ def test_a_directory_above_that_the_script_does_not_import_from_is_not_its_own(t
     written(tmp_path, "", name="metrics.py", head="")
     script = read_script(written(tmp_path, "import metrics\n", name="code/training/run.py"))
     assert [module.name for module in script.modules] == ["__main__"]
+
+
+@pytest.mark.parametrize(
+    ("place", "imports", "found"),
+    [
+        ("detector-main/train.py", "from detector.parts.model import Net", True),
+        ("owner+detector@859e25ad/train.py", "import detector.parts.model as model", True),
+        ("Detector-0.2/tools/train.py", "from detector.parts import model", True),
+        ("src-main/train.py", "from src.parts import model", False),
+        ("detectors/train.py", "from detector.parts import model", False),
+        ("detector-main/train.py", "from torch.parts import model", False),
+    ],
+)
+def test_a_repository_that_is_its_package_is_found_in_a_copy_of_a_longer_name(
+    tmp_path: Path, place: str, imports: str, found: bool
+) -> None:
+    root = tmp_path / place.partition("/")[0]
+    for name in ("parts/__init__.py", "parts/model.py"):
+        written(root, "", name=name, head="")
+    (root / ".git").mkdir()
+    script = read_script(written(tmp_path, f"{imports}\n", name=place))
+    assert (root / "parts" / "model.py" in [one.path for one in script.modules]) is found

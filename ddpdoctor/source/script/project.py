@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,10 @@ UNDERSTOOD = frozenset({
 """Libraries that are known by what they do for ranks: in their own repositories, too, their examples use them so."""
 LEVELS_UP = 4
 """How far above the script a project file still counts."""
+
+
+SHORTEST_OF_COPY = 4
+"""Letters of a package that may be known by a part of its directory's name: `src` and `lib` are parts of many."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -97,6 +102,10 @@ class Finder:
                 self._places.append((around.parent, _names_in(around.parent)))
                 self._found = {known: place for known, place in self._found.items() if place is not None}
                 return found
+            # A package is its repository, which was copied under a longer name: `project-main`, `owner+project`.
+            copied = len(head) >= SHORTEST_OF_COPY and head.lower() in re.split(r"\W+", around.name.lower())
+            if copied and (found := _below(around, name.partition(".")[2])) is not None:
+                return Found(found.path, name, ".".join(filter(None, (head, found.package))))
         return None
 
 
