@@ -3,16 +3,18 @@
 LABELS is a JSON list beside the ``scripts`` that it names, and was written before the tool saw one: of each script the
 ``report`` that it re-enacts, the ``codes`` and ``lines`` of which one has to be said, and ``words``, each a regular
 expression that its title or remedy has to match. What else is said above advice is printed until a reader has judged
-it, in the script's ``verdicts``, as in ``enter``.
+it, in the script's ``verdicts``, as in ``enter``. What was said first is kept beside LABELS, and is what is entered.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -60,13 +62,27 @@ def findings_of(script: Path) -> list[dict[str, Any]]:
     return list(report["findings"])
 
 
+def said_first(labels: Path, scripts: Sequence[str]) -> tuple[str, dict[str, list[dict[str, Any]]]]:
+    """What ``check`` said of each script when it saw it first, and at which commit."""
+    kept = labels.with_suffix(".said.json")
+    if not kept.exists():
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        said = {script: findings_of(labels.parent / "scripts" / "reports" / script) for script in scripts}
+        kept.write_text(json.dumps([commit, said]), encoding="utf-8")
+    found: tuple[str, dict[str, list[dict[str, Any]]]] = tuple(json.loads(kept.read_text(encoding="utf-8")))
+    return found
+
+
 def main() -> int:
     """Check the scripts; enter them, or print what a reader still has to judge."""
     labels, draw = Path(sys.argv[1]), int(sys.argv[2])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    read = msgspec.json.decode(labels.read_bytes(), type=list[Label])
+    commit, all_said = said_first(labels, [label.script for label in read])
     found, unread = [], 0
-    for label in msgspec.json.decode(labels.read_bytes(), type=list[Label]):
-        said = findings_of(labels.parent / "scripts" / "reports" / label.script)
+    for label in read:
+        said = all_said[label.script]
         came = []
         for finding in said:
             line = finding["locations"][0]["line"] if finding["locations"] else 0
@@ -89,7 +105,7 @@ def main() -> int:
                 date=date.today().isoformat(),
                 kind="puzzle",
                 case=label.report,
-                commit=commit.strip(),
+                commit=commit,
                 expected=expected,
                 came=tuple(came),
                 right=is_right(expected, came),
