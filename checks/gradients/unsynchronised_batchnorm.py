@@ -1,8 +1,9 @@
-"""BatchNorm sees only a small batch on each rank.
+"""BatchNorm sees only a small batch on each rank, or evaluates with statistics of the rank's own.
 
 What it finds
     A DDP model with BatchNorm layers whose training loader gives each rank fewer than 16 samples, in a script without
-    SyncBatchNorm.
+    SyncBatchNorm. Or one that every rank evaluates, wrapped with `broadcast_buffers=False`, where nothing else makes
+    the running statistics alike.
 
 Why it is bad
     Every rank normalises by the mean and variance of its own few samples. They are noisy, the running statistics that
@@ -31,11 +32,12 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, RunRecord, Script, Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
-from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, ExternalObject, Value, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
-from ddpdoctor.source.script.script import uses_part
+from ddpdoctor.source.script.script import calls_any, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 CHECK = Check(
@@ -51,9 +53,17 @@ SMALL_BATCH = 16
 _REMEDY = "Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm."
 
 
+_ALIKE = (
+    "Leave broadcast_buffers=True, or broadcast the buffers of rank 0 before the evaluation; with SyncBatchNorm they "
+    "are alike as well."
+)
+_MADE_ALIKE = ("buffers", "named_buffers", "convert_sync_batchnorm")
+
+
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps of BatchNorm models that are fed small batches."""
     yield from CHECK.suspected(small_batch_norms(whole_projection(script)), _REMEDY)
+    yield from CHECK.suspected(own_statistics(whole_projection(script)), _ALIKE)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -79,6 +89,7 @@ def judge_layers(wrap: Location | None, loader: Location | None, layers: int, sa
 
 
 """Samples a rank below which the statistics of a batch are known to hurt (Wu and He, Group Normalization, 2018)."""
+_FORWARDS = ("forward", "bare forward")
 _BATCH_NORM = regex(r"torch\.nn\.BatchNorm\dd$")
 
 
@@ -97,10 +108,34 @@ def small_batch_norms(projection: Projection) -> Iterator[Verdict]:
             module = wrap.argument("module", 0) if wrap is not None else None
             if wrap is None or module is None:
                 continue
-            layers = sum(
-                isinstance(part, ExternalObject) and _BATCH_NORM.match(part.name) is not None
-                for part in parts_of_module(machine, module)
-            )
+            layers = _layers(machine, module)
             if layers:
                 seen.add(number)
                 yield judge_layers(wrap.location, feeding.loader.location, layers, size)
+
+
+def own_statistics(projection: Projection) -> Iterator[Verdict]:
+    """Yield models with BatchNorm that every rank evaluates by the running statistics of its own samples."""
+    machine = projection.machine
+    if calls_any(machine.script, _MADE_ALIKE) or uses_part(machine.script, ("SyncBatchNorm", "running_mean")):
+        return
+    wraps = list(projection.in_course("wrap"))
+    module = wraps[0].argument("module", 0) if len(wraps) == 1 else None
+    if module is None or constant(wraps[0].named.get("broadcast_buffers", Const(True))) is not False:
+        return
+    forwards = (one for one in projection.in_course("ddp-forward", "training") if one.name in _FORWARDS)
+    alone = (one for one in forwards if not one.gradients and one.ranks == ALL_RANKS)
+    evaluated = next((one for one in alone if one.ordinal > wraps[0].ordinal), None)
+    if evaluated is not None and _layers(machine, module):
+        yield Verdict(
+            sentence="with broadcast_buffers=False the running statistics of BatchNorm are each rank's own: the ranks "
+            "evaluate different networks, and a checkpoint holds one of them",
+            locations=wraps[0].location,
+            because=("every rank evaluates it here", evaluated),
+        )
+
+
+def _layers(machine: Machine, module: Value) -> int:
+    """Return how many layers of BatchNorm a model certainly has."""
+    parts = parts_of_module(machine, module)
+    return sum(isinstance(part, ExternalObject) and _BATCH_NORM.match(part.name) is not None for part in parts)
