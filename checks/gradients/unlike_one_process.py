@@ -67,6 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report how the gradients differ."""
+    from ddpdoctor.diagnosis.training.equivalence import LEAST_UNEVEN
     from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy
     from ddpdoctor.diagnosis.wording import site_location
 
@@ -85,6 +86,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{section.steps} optimizer steps; the others differ by up to {section.within:.0%} of it"
         )
         numbers = {"equal": section.equal, "parameters": section.parameters, "within": section.within}
+        shares = list(zip(section.weights, section.due, strict=True))
+        little = shares and all(abs(one - due) <= LEAST_UNEVEN * one for one, due in shares)
         yield CHECK.finding(
             difference(section),
             basis="rehearsal",
@@ -92,6 +95,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=section.at,
             locations=places or ((backward,) if backward is not None else ()),
             because=(text, None, numbers),
+            severity=Severity.ADVICE if little else None,
         )
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.checks.gradients import unlike_one_process
 from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, read_step
 from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy, sentence
+from ddpdoctor.finding import Finding
+from ddpdoctor.record.model import Job, RunRecord
 
 _drawn = random.Random(0)
 A = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in ("trunk.weight", "head.weight")}
@@ -149,6 +152,16 @@ def test_what_is_kept_beside_gradients_is_told_and_is_no_alarm() -> None:
     assert "25.00% of the elements" in sentence(section) and "buffer center has other values" in sentence(section)
     alike = msgspec.structs.replace(known, one=(holding([1.0, 2.0]),))
     assert compare(alike).beside == ()
+    # The momentum of a bias before a norm is rounding, and so is what differs in it.
+    rounding = msgspec.structs.replace(known, ranks=((holding([1e-9, 2e-9]),),) * 2, one=(holding([2e-9, -1e-9]),))
+    assert compare(rounding).beside == ()
+
+
+@pytest.mark.parametrize(("shares", "severity"), [((0.52, 0.48), "advice"), ((0.6, 0.4), "warning")])
+def test_shares_that_differ_by_chance_alone_are_advice(shares: tuple[float, float], severity: str) -> None:
+    section = compare(runs(mixed(0.5, 0.5), mixed(*shares)))
+    (found,) = unlike_one_process.in_run(RunRecord(job=Job(kind="rehearsal"), equivalence=(section,)))
+    assert isinstance(found, Finding) and found.severity.value == severity
 
 
 def in_pieces(first: float, second: float, piece: int = 10) -> Step:

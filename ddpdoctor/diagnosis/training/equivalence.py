@@ -349,6 +349,8 @@ class _Judge:
         if any(row.step == 0 for row in self._differ):
             return ()
         both = [what for what, values in mine.items() if len(one.get(what, ())) == len(values)]
+        # Of a parameter without any effect, as a bias before a norm, the optimizer keeps rounding.
+        both = [what for what in both if not (self._is_small(mine[what]) and self._is_small(one[what]))]
         return tuple(what for what in both if distance(mine[what], one[what]) > self._tolerance)
 
     def _own_factors(self) -> tuple[float, ...]:
