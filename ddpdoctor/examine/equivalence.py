@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import signal
 import tempfile
 import time
 from array import array
@@ -104,7 +106,7 @@ class _Comparison:
         record, ranks = self._run_ranks("ranks")
         world = len(ranks)
         if world < 2 or not all(ranks):
-            return unclear("the ranks made no optimizer step when they were run again")
+            return unclear(f"the ranks made no optimizer step when they were run again{_death_in(record)}")
         if len({steps[0].state for steps in ranks}) > 1:
             return unclear(APART)
         self._lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
@@ -273,6 +275,16 @@ def _refusal(record: RunRecord) -> str:
     if raised is not None:
         return f"started as one process the script fails: {raised.type}: {headline(raised)[:MESSAGE_CHARACTERS]}"
     return record.job.stop_text
+
+
+def _death_in(record: RunRecord) -> str:
+    """Return which rank was killed, and what its abort printed; empty where none was."""
+    killed = next((rank for rank in record.ranks if rank.signal), None)
+    if killed is None or killed.signal is None:
+        return ""
+    said = re.search(r"what\(\):\s*(.+)", record.job.output_tail)
+    why = f" ({said[1].strip()[:MESSAGE_CHARACTERS]})" if said is not None else ""
+    return f": rank {killed.rank} was killed by {signal.Signals(killed.signal).name}{why}"
 
 
 def _steps(directory: Path, rank: int) -> tuple[Step, ...]:

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ddpdoctor.examine.equivalence import _death_in
+from ddpdoctor.record.model import Job, Rank, RunRecord
 from tests.check_command import check, with_our_tree
 from tests.equivalence import against
 from tests.equivalence.cases import FAULTS, WRAP, Case
@@ -80,3 +83,10 @@ def test_a_command_that_is_none_is_refused_before_anything_runs(command: str, tm
     done = subprocess.run(line, cwd=tmp_path, env=with_our_tree(), capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_is_killed_in_a_run_of_the_comparison_is_named_with_its_last_words() -> None:
+    tail = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail] op.nbytes\n"
+    record = RunRecord(job=Job(kind="rehearsal", output_tail=tail), ranks=(Rank(rank=0), Rank(rank=1, signal=6)))
+    assert _death_in(record) == ": rank 1 was killed by SIGABRT ([enforce fail] op.nbytes)"
+    assert _death_in(msgspec.structs.replace(record, ranks=(Rank(rank=0),))) == ""
