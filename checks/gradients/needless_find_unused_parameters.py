@@ -47,13 +47,22 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps that search for unused parameters in modules that use all of them."""
-    for wrap, parts in needless_searches(whole_projection(script)):
+    needless = list(needless_searches(whole_projection(script)))
+    # Every part runs, and some of what they give enters the loss for some batches only: the search is needed.
+    needed = _left_out(script) if needless else set()
+    for wrap, parts in (one for one in needless if one[0].ordinal not in needed):
         used = f"all {parts} parts" if parts > 1 else "the one part"
         yield CHECK.finding(
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
             remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
             locations=wrap.location,
         )
+
+
+def _left_out(script: Script) -> set[int]:
+    from ddpdoctor.checks.gradients.output_left_out_source import wraps_with_outputs_left_out
+
+    return wraps_with_outputs_left_out(whole_projection(script))
 
 
 in_run = CHECK.judged_by("checks.gradients.steps_run", "searches")

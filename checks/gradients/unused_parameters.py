@@ -67,6 +67,16 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes with parameters that forward never comes to."""
     projection = whole_projection(script)
     yield from CHECK.suspected(chain(unused_parts(projection), _parts_left_out(projection)))
+    if takes_outputs_apart(projection):
+        from ddpdoctor.checks.gradients.output_left_out_source import outputs_left_out
+
+        yield from CHECK.suspected(outputs_left_out(projection))
+
+
+def takes_outputs_apart(projection: Projection) -> bool:
+    """Return whether the script takes the outputs of a DDP model apart: ``boxes, masks = model(x)``."""
+    around = (one.module.parents.get(one.node) for one in projection.in_course("ddp-forward"))
+    return any(isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple) for one in around)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

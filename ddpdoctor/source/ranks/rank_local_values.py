@@ -568,6 +568,9 @@ def _reads(value: ast.expr, name: str) -> bool:
 
 
 def _marked(machine: Machine, node: ast.AST, value: Unknown, over: frozenset[ast.AST] = frozenset()) -> Unknown:
+    items = tags_of(machine.loops[-1].around.iterable) if machine.loops and not over else ()
+    if any(kind == "batch" for kind, _ in items):
+        return value  # Made anew for each sample of a batch, as of the answers to one prompt: so one process does.
     number = machine.object_number(node)
     loops = frozenset(loop.around.node for loop in machine.loops)
     of_pass = any(loop.around.node in over and _goes_over_batches(loop.around.iterable) for loop in machine.loops)
