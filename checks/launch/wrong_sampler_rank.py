@@ -37,8 +37,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
-from ddpdoctor.source.ranks.ranks import LOCAL_RANK, size_names
-from ddpdoctor.source.script.module import argument_of, last_name, made_from
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK
+from ddpdoctor.source.script.module import argument_of, descend, functions_named, last_name, made_from
 from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
@@ -191,10 +191,11 @@ def _is_asked(projection: Projection, sampler: Event) -> bool:
     """Return whether the number of replicas is what a function says that knows whether there is a process group."""
     given = argument_of(sampler.node, "num_replicas", 1)
     parts = made_from(given, sampler.module.body_around(sampler.node)) if given is not None else ()
-    asked = size_names(projection.machine.store)
-    return projection.machine.group_is_made_here and any(
-        isinstance(part, ast.Call) and last_name(part.func) in asked for part in parts
-    )
+    called = {last_name(part.func) for part in parts if isinstance(part, ast.Call)}
+    modules = projection.machine.script.modules
+    functions = (node for name in called for _, node in functions_named(modules, name))
+    calls = (node for function in functions for node in descend(function) if isinstance(node, ast.Call))
+    return projection.machine.group_is_made_here and any(last_name(call.func) == "is_initialized" for call in calls)
 
 
 def _asked_too_early(sampler: Event) -> Verdict:
