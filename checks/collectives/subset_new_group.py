@@ -58,8 +58,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report groups that a rank test lets only some ranks make."""
     for parting in partings_by(whole_projection(script), "group"):
         yield finding_of(CHECK, parting, _REMEDY)
-    for made, sentence, remedy in apart(whole_projection(script)):
-        yield CHECK.finding(sentence, remedy=remedy, locations=made.location)
+    for made, sentence, reason in apart(whole_projection(script)):
+        yield CHECK.finding(sentence, remedy=_ALL_LISTS, locations=made.location, because=(reason, made))
     for made in repeated_groups(whole_projection(script)):
         yield CHECK.finding(
             "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
@@ -110,7 +110,7 @@ _ALL_LISTS = (
 
 
 def apart(projection: Projection) -> Iterator[tuple[Event, str, str]]:
-    """Calls of ``new_group`` that each rank makes for its own group only, with what is wrong and what helps.
+    """Calls of ``new_group`` that each rank makes for its own group only, with what is wrong and how it is known.
 
     That all make one does not help: the name of a group, under which its members meet, counts the calls. Groups of
     other ranks by one name find each other's addresses; of 4 ranks in two pairs, made so, 3 of 4 starts hung.
@@ -121,10 +121,12 @@ def apart(projection: Projection) -> Iterator[tuple[Event, str, str]]:
             continue
         seen.add(made.node)
         alone, loops = projection.machine.groups.get(made.node, (False, []))
-        if (alone and not _is_made_in_each_arm(made)) or any(loop.broken for loop in loops):
-            yield made, "only the ranks that a test of their own number lets through call new_group", _ALL_LISTS
+        if (alone and not _is_made_in_each_arm(made)) or any(loop.broken and loop.own is None for loop in loops):
+            who = "only the ranks that a test of their own number lets through call new_group"
+            yield made, who, "whether a rank comes here, or goes on to the next turn, depends on its number"
         elif _is_own(projection, made):
-            yield made, "each rank calls new_group with ranks of its own, and the others with other ones", _ALL_LISTS
+            who = "each rank calls new_group with ranks of its own, and the others with other ones"
+            yield made, who, "these ranks are made from the number of the rank that calls it"
 
 
 def _is_made_in_each_arm(made: Event) -> bool:

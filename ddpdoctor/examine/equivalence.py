@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import tempfile
 import time
 from array import array
@@ -24,6 +23,7 @@ from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.files.untrusted import read_untrusted
+from ddpdoctor.finding import signal_name
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.probe.rehearsal.equivalence.feeding import OWN
@@ -284,7 +284,7 @@ def _death_in(record: RunRecord) -> str:
         return ""
     said = re.search(r"what\(\):\s*(.+)", record.job.output_tail)
     why = f" ({said[1].strip()[:MESSAGE_CHARACTERS]})" if said is not None else ""
-    return f": rank {killed.rank} was killed by {signal.Signals(killed.signal).name}{why}"
+    return f": rank {killed.rank} was killed by {signal_name(killed.signal)}{why}"
 
 
 def _steps(directory: Path, rank: int) -> tuple[Step, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Sized
 from itertools import count
 from signal import SIGABRT
 from typing import BinaryIO
@@ -240,8 +240,7 @@ class LogRead(msgspec.Struct, kw_only=True):
     """The last one that reports something."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it."""
-    failed_in: Mapping[int, list[Frame]] = {}
-    """The stacks of the collectives that a watchdog gave up, by rank."""
+    failed_in: FailedCollectives = msgspec.field(default_factory=FailedCollectives)
     began_ns: int = 0
     ended_ns: int = 0
     """By its first and its last time stamp."""
@@ -269,7 +268,6 @@ class LogReader:
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
         self._boxes = BoxedTracebacks()
-        self._failed = FailedCollectives()
         self._ignored = "", -_SOON_LINES
         self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
@@ -316,7 +314,7 @@ class LogReader:
             self._add(
                 Incident(kind="said", trouble="exception", type=ERROR_LINE, message=text, loose=True), prefixed, number
             )
-        read.incidents, read.failed_in = read.incidents + list(self._latest), self._failed.stacks
+        read.incidents += self._latest
         read.lines = scanner.lines
         read.sifted, read.skipped = scanner.sifted, scanner.skipped
         if not self._has_agent():
@@ -463,7 +461,7 @@ class LogReader:
 
     def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
         """A line outside of any traceback."""
-        if self._failed.take(prefixed.rank, text):
+        if self.read_so_far.failed_in.take(prefixed.rank, text):
             self._after = LINES_AFTER
             return
         if ("joined" in text or "world_size" in text) and (match := _WORLD.search(text)):

@@ -226,7 +226,7 @@ def read_postmortem(
     notes += dumped.notes
     if dumped.incidents:
         read.append(LogRead(incidents=[replace(one, position=next(positions)) for one in dumped.incidents]))
-    stacks = parted(one.failed_in for one in read)
+    stacks = parted([one.failed_in for one in read])
     record = _record(replace(_evidence(read), dumps_doubt=dumped.doubt), stacks)
     if dumped.book.ranks:
         record = dumped.book.into(record, dumped.written_ns)

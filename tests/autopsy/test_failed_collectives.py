@@ -69,3 +69,9 @@ def test_an_exception_before_it_stays_the_first_cause(tmp_path: Path) -> None:
 [rank1]: IndexError: list index out of range"""
     said = _said(tmp_path, raised, _stack(0, "all_reduce", *LOSS), _stack(2, "barrier", *SAVE), _end(0), _end(2))
     assert said[0]["code"] == "DDP706" and "IndexError" in said[0]["title"]
+
+
+def test_ranks_that_time_out_in_two_groups_have_not_parted(tmp_path: Path) -> None:
+    other = _end(1).replace("PG ID 0 PG GUID 0(default_pg)", "PG ID 3 PG GUID 7")
+    said = _said(tmp_path, _stack(0, "all_reduce", *LOSS), _stack(1, "barrier", *SAVE), _end(0), other)
+    assert not [one for one in said if one["code"] in ("DDP301", "DDP304")]

@@ -452,7 +452,10 @@ class _Judge:
                 return self._says("cut", self._differ, places=self._runs.cuts)
             if all(fit.rest_of_ranks <= most for fit in fits) and (found := self._sum_of_ranks(fits) or self._term()):
                 return found
-            return _open("the loss compares the samples of a batch with each other, each rank those of its own")
+            return _open(
+                "the gradient of one process is no sum of what it has for the samples of each rank: the loss may "
+                "compare samples of a batch with each other, or divide several terms by counts of their own"
+            )
         if any(min(fit.weights) < 0.05 * max(fit.weights) for fit in fits):
             return _open("one process was not given the samples of every rank")
         if all(fit.rest_of_ranks <= most for fit in fits):

@@ -416,7 +416,7 @@ def _give(machine: Machine, value: Value) -> None:
     if frame.on_yield is not None:
         frame.on_yield(value)
         return
-    if machine.may_be_alone:
+    if any(loop.skipped for loop in machine.loops) or any(map(is_varying, machine.deciding)):
         value = tagged(value, frozenset({SHARE}))
     if machine.own_tests:
         value = chosen_by(machine.own_tests[-1:], value)

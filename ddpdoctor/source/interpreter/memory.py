@@ -139,7 +139,7 @@ class Memory:
         self.group_is_made_here = self.asked_early = False
         """The script itself makes the process group; it has asked for one where none was made on the way there."""
         self.groups: dict[ast.AST, tuple[bool, list[LoopFrame]]] = {}
-        """Of calls that make process groups, whether some ranks alone may come there, and the loops around."""
+        """Of calls that make process groups, whether the rank's number decides who comes there, and the loops."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks, and of what else it prepares."""
         self.computed: set[int] = set()

@@ -85,11 +85,6 @@ class Machine(Memory):
             )
         self.mask = after
 
-    @property
-    def may_be_alone(self) -> bool:
-        """Whether some ranks alone may be here, by conditions around or by turns of a loop that others left."""
-        return any(loop.skipped for loop in self.loops) or any(map(is_varying, self.deciding))
-
     def present(self, value: Value) -> Value:
         """Return a value as the present ranks have it, without the entries of ranks that left."""
         if not isinstance(value, PerRank):

@@ -49,7 +49,7 @@ from ddpdoctor.source.vocabulary import SAME_ITEMS
 
 # Functions that give every item of their first argument, or as many numbers.
 _EVERY_ITEM = SAME_ITEMS - {"zip", "next"} | {"sorted", "range", "len"}
-_SHOWING = frozenset({"tqdm", "track", "list", "tuple", "iter"})
+_SHOWING = SAME_ITEMS - {"enumerate", "zip", "next", "reversed", "trange"}
 """Functions that give the items of their first argument, nothing else and nothing more."""
 _COUNTING = frozenset({"range", "trange", "count"})
 _TRIED_WALKS = 2

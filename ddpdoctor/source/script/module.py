@@ -152,15 +152,12 @@ FILLS = frozenset({"add", "append", "extend", "insert", "update"})
 """Methods by which a list, a set or a dictionary takes something in; they return nothing."""
 
 
-_SCOPES = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
-
-
 @lru_cache(maxsize=64)  # Checks ask one body after the other: without it a seventh of their time went here.
 def _bound_in(body: ast.AST, by_any_way: bool) -> dict[str, list[ast.expr]]:
     """Return what the variables of a body are assigned; ``by_any_way``, what else they get, too."""
     bound: dict[str, list[ast.expr]] = {}
     # At the top of a module a function's variables are others of the same names.
-    for inner in descend_outside(body, _SCOPES) if isinstance(body, ast.Module) else descend(body):
+    for inner in descend_outside(body, DEFINITIONS) if isinstance(body, ast.Module) else descend(body):
         targets: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(inner, ast.Assign):
             targets = [(target, inner.value) for target in inner.targets]

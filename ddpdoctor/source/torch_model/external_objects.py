@@ -261,7 +261,8 @@ WORLD_GROUP = External("torch.distributed.group.WORLD")
 def make_group(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a group; all ranks take part in making it, unless it is local."""
     if constant(given.named.get("use_local_synchronization", Const(False))) is False:
-        machine.groups.setdefault(node, (machine.may_be_alone, list(machine.loops)))
+        by_number = machine.rank_tests > 0 or any(loop.skipped and loop.own is None for loop in machine.loops)
+        machine.groups.setdefault(node, (by_number, list(machine.loops)))
         machine.emit("collective", "new_group", node, given, in_tree=True)
     ranks = given.value("ranks", 0) or NONE
     return (
