@@ -57,6 +57,7 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     never_none,
     on_rank,
+    only_of_files,
     options_of,
     per_rank,
     tagged,
@@ -261,7 +262,8 @@ WORLD_GROUP = External("torch.distributed.group.WORLD")
 def make_group(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return a group; all ranks take part in making it, unless it is local."""
     if constant(given.named.get("use_local_synchronization", Const(False))) is False:
-        by_number = machine.rank_tests > 0 or any(loop.skipped and loop.own is None for loop in machine.loops)
+        tested = any(is_varying(value) and not only_of_files(value) for value in machine.deciding)
+        by_number = (tested and not machine.own_tests) or any(loop.skipped and not loop.own for loop in machine.loops)
         machine.groups.setdefault(node, (by_number, list(machine.loops)))
         machine.emit("collective", "new_group", node, given, in_tree=True)
     ranks = given.value("ranks", 0) or NONE
