@@ -69,8 +69,9 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
     if overlap.common < DUPLICATED_SHARE * min(counts) or overlap.repetitions or comparison == "meaningless":
         return None
     shards = any(entry.sampler_shards for entry in loader.loaders)
-    if shards and overlap.common >= total:
+    if shards and overlap.common >= total <= len(counts):
         return None  # a data set smaller than the number of ranks is padded to the same on all of them
+    shards = shards and overlap.common < total  # Whoever goes through all of it does not, whatever it derives from.
     if comparison == "unknown":
         reason = f"{rank_list(loader.ranks)} {overlapping}, but the samples behind the indices could not be compared"
         return _verdict(loader, reason, wrong=None)

@@ -310,14 +310,15 @@ def own_numbers(projection: Projection) -> Iterator[Finding]:
     handed_on = max((one.ordinal for one in projection.in_course("collective") if _hands_on(one)), default=0)
     if not wraps or any(wrap.ranks != ALL_RANKS or "process_group" in wrap.named for wrap in wraps):
         return
-    seen: set[ast.AST] = set()
+    seen = set[ast.AST]()
     for event in projection.in_course("object", "call", "training"):
-        what = _numbered(projection, event) if event.ranks == ALL_RANKS and event.node not in seen else ""
+        body = event.module.body_around(event.node) if event.name == DRAWN_ANEW else event.node
+        what = _numbered(projection, event) if event.ranks == ALL_RANKS and body not in seen else ""
         if not what or event.ordinal < handed_on or not _is_trained_after(projection, event):
             continue
         if what == "the parameters" and (event.ordinal < wraps[0].ordinal or _may_be_alike(projection, wraps)):
             continue
-        seen.add(event.node)
+        seen.add(body)
         step = next((one for one in steps(projection) if one.ordinal > event.ordinal or one.loops), event)
         is_drawn = event.name == DRAWN_ANEW or not any(map(differ_by_rank, (*event.positional, *event.named.values())))
         by_number = f"gives {what} another number, by its rank"

@@ -147,7 +147,7 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
     if uses_part(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
         return
     seen = set(_loads_of_numbers(projection))
-    for event in noted(projection, "torch.load"):
+    for event in noted(projection, "torch.load", "torch.jit.load"):
         if event.node in seen or not is_read_by_several(event) or not event.complete or _is_mapped_otherwise(event):
             continue
         if event.ranks in FIRST_RANKS:

@@ -202,7 +202,7 @@ class Loop(msgspec.Struct, frozen=True, eq=False):
 class Jump(msgspec.Struct, frozen=True):
     """An exit whose meaning depends on what is around it."""
 
-    kind: Literal["return", "break", "continue", "raise"]
+    kind: Literal["return", "break", "continue", "raise", "exit"]
 
 
 Item: TypeAlias = "Event | Branch | Loop | Jump"
@@ -296,6 +296,8 @@ def _shape(item: Branch | Loop | Jump) -> int:
 def _after_jump(jump: Jump, in_loop: bool) -> Tree | None:
     if jump.kind == "raise":
         return None
+    if jump.kind == "exit":  # Nothing follows it in any function that called.
+        return (jump,)
     if jump.kind == "continue" or not in_loop:
         return ()
     return (jump,)
@@ -340,14 +342,16 @@ def _settle_loop(loop: Loop, rest: Tree | None) -> Tree | None:
     if body is None:
         return rest
     if rest is None:
-        if not _returns(body):
+        if not _jumps(body, "return", "exit"):
             return None
         rest = ()  # What raises behind the loop is not reached from a turn that returns.
     if not rest:
         body = _return_breaks(body)
     if body and isinstance(body[-1], Jump):
+        if body[-1].kind == "exit":
+            return body
         return body[:-1] if body[-1].kind == "return" else (*body[:-1], *rest)
-    if next(events_in(body), None) is None and not (rest and _returns(body)):
+    if next(events_in(body), None) is None and not (rest and _jumps(body, "return")) and not _jumps(body, "exit"):
         return rest
     return (Loop(body, loop.turns, loop.node, hash(("loop", loop.turns, shape_of(body))), loop.test), *rest)
 
@@ -364,10 +368,10 @@ def _return_breaks(tree: Tree) -> Tree:
     return tuple(result)
 
 
-def _returns(tree: Tree) -> bool:
+def _jumps(tree: Tree, *kinds: str) -> bool:
     return any(
-        (isinstance(item, Jump) and item.kind == "return")
-        or (isinstance(item, Branch) and item.leaves and any(_returns(arm) for arm in item.arms))
+        (isinstance(item, Jump) and item.kind in kinds)
+        or (isinstance(item, Branch) and item.leaves and any(_jumps(arm, *kinds) for arm in item.arms))
         for item in tree
     )
 

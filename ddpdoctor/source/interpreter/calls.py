@@ -369,7 +369,7 @@ def call_function(
         machine.store.merge(written, frame.own is not None)
         if frame.own:
             machine.mark_decided(machine.store, written)
-    machine.mask = entry & ~machine.gone & ~(ended_by(inner, "raise") & ~frame.returning)
+    machine.mask = entry & ~machine.gone & ~(ended_by(inner, "raise", "exit") & ~frame.returning)
     if frame.agreed:
         machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
         _write_through(machine, node, function)

@@ -156,7 +156,7 @@ class Machine(Memory):
                 outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
-            if not reached and living and start & ~ended_by(sinks, "raise"):
+            if not reached and living and start & ~ended_by(sinks, "raise", "exit"):
                 self._leave_behind(written, sinks, start, varying, own)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in _NO_ORIGIN:
@@ -184,15 +184,16 @@ class Machine(Memory):
         for rank in RANKS:
             if self.mask >> rank & 1:
                 self.sinks[rank].append(jump)
-        self._note_exit(node, self.frame.scope)
+        self._note_exit(node, 0 if jump.kind == "exit" else self.frame.scope)
         self.mask = 0
 
     def leave_program(self, node: ast.AST, *, raising: bool) -> None:
-        """Let the present ranks end; where another path returned before that is no more than an early return."""
+        """Let the present ranks end: on this path alone, where it is undecided or another path returned before."""
         if self.undecided or self.trying or self.frame.returning & self.mask:
             if raising and self.own_tests and not self.quiet:
                 self.own_raises.append((self.own_tests[-1], node))
-            self.jump(Jump("raise" if raising else "return"), node)
+            # What a handler may catch is no more than an early return.
+            self.jump(Jump("raise" if raising else "return" if self.trying else "exit"), node)
             return
         self._note_exit(node, 0)
         self.gone |= self.mask

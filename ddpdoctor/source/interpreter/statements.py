@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     by_rank,
+    constant,
     derived,
     is_varying,
     options_of,
@@ -287,7 +288,7 @@ def _loop(
         machine.add_loop(inner, turns if len(set(turns)) > 1 else [None] * len(RANKS), around.node, own())
     for written in frame.left_behind:
         machine.store.merge(written)
-    machine.mask = start & ~machine.gone & ~(ended_by(inner, "return", "raise") & ~machine.mask)
+    machine.mask = start & ~machine.gone & ~(ended_by(inner, "return", "raise", "exit") & ~machine.mask)
 
 
 def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
@@ -314,9 +315,11 @@ def _return(machine: Machine, statement: ast.Return) -> None:
 
 def _raise(machine: Machine, statement: ast.Raise) -> None:
     if statement.exc is not None:
-        value = evaluate(machine, statement.exc)
-        if isinstance(value, Unknown) and "SystemExit" in ast.dump(statement.exc):
-            machine.leave_program(statement, raising=False)
+        evaluate(machine, statement.exc)
+        if "SystemExit" in ast.dump(statement.exc):
+            given = statement.exc.args if isinstance(statement.exc, ast.Call) else []
+            code = constant(evaluate(machine, given[0])) if given else 0
+            machine.leave_program(statement, raising=code not in (0, None))
             return
     machine.leave_program(statement, raising=True)
 

@@ -200,8 +200,8 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "whole"
     made = machine.object(option)
     if made is None and isinstance(option, Instance):
-        by_torch = _as_sampler(machine, option) is not None or any(_samplers_iterated(machine, option))
-        if by_torch or takes_own_part(machine, option):
+        derived = _as_sampler(machine, option) is not None and not _orders_anew(machine, option)
+        if derived or any(_samplers_iterated(machine, option)) or takes_own_part(machine, option):
             return "sharded"
         return "whole" if _knows_no_ranks(machine, option) else "unknown"
     if made is None:
@@ -224,17 +224,34 @@ def where_there(value: Value) -> Value:
     return lanes[0] if lanes and all(lane == lanes[0] for lane in lanes) else value
 
 
+_SAME_FOR_RANKS = frozenset({"random.Random", "torch.Generator", "numpy.random.RandomState", "numpy.random.Generator"})
+"""Objects that know of no ranks but by their seeds."""
+
+
+def _orders_anew(machine: Machine, sampler: Instance) -> bool:
+    """Return whether a class that derives from DistributedSampler goes through the data in a way of its own, and takes
+    nothing of what torch's divides by.
+    """
+    turns = class_attribute(machine, sampler.cls, "__iter__")
+    if not isinstance(turns, Function):
+        return False
+    used = {node.attr for node in descend(sampler.cls.node) if isinstance(node, ast.Attribute)}
+    return not used & {"num_samples", "total_size", "__iter__"} and _knows_no_ranks(machine, sampler)
+
+
 def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
     """Return whether a sampler of the project gives every rank the same: neither its class nor what it holds speaks of
     ranks, and it derives from nothing else than a sampler of torch.
     """
     bases = list(bases_of(machine, sampler.cls))
-    if not bases or any(base != External("torch.utils.data.Sampler") for base in bases):
+    of_torch = (External("torch.utils.data.Sampler"), External(DISTRIBUTED_SAMPLER))
+    if not bases or any(base not in of_torch for base in bases):
         return False
     names, held = machine.store.names(sampler.number), machine.store.held(sampler.number)
     if seeds_by_rank(machine) or any(map(is_varying, held)) or any("sampler" in name for name in names):
         return False
-    if any(isinstance(option, ExternalObject) for value in held for option in options_of(value)):
+    objects = (option for value in held for option in options_of(value) if isinstance(option, ExternalObject))
+    if any(one.name not in _SAME_FOR_RANKS and not is_map_style(machine, one) for one in objects):
         return False  # It may take what another sampler gives it.
     text = code_of(sampler.cls.node)
     return not _mentions_ranks(sampler.cls.node) and not text_hints_at_ranks(text) and not _SHARES.search(text)

@@ -117,8 +117,10 @@ GIVEN_TO_BASE = "super().__init__()"
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 # Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
-# Methods of a path that make another of it and of nothing else.
-_OF_PATHS = frozenset({"with_suffix", "with_name", "with_stem", "joinpath", "as_posix", "relative_to"})
+# Methods of a path or a text that make another of it and of what they are given.
+_OF_PATHS = frozenset({"with_suffix", "with_name", "with_stem", "joinpath", "as_posix", "relative_to"}) | frozenset(
+    {"replace", "format", "strip", "lstrip", "rstrip", "lower", "upper", "removesuffix", "removeprefix", "zfill"}
+)
 # Methods that give another form of a tensor or a module, whatever it is, and so never None.
 _MOVES = frozenset(
     {"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous", "squeeze", "flatten"}

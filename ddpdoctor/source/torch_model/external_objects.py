@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -488,7 +489,7 @@ def _object(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Val
 def _unread(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Value:
     """Return the result of a function of which only the name is known."""
     last = name.rpartition(".")[2]
-    if not name.startswith(_KNOWN):
+    if not name.startswith(_KNOWN) and name.partition(".")[0] not in _OF_PYTHON:
         machine.note_unread(node, given.values)
     promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
     if promised is not None:
@@ -501,6 +502,11 @@ def _unread(name: str, machine: Machine, node: ast.AST, given: Arguments) -> Val
 
 # Beginnings of the names of what is known to train nothing and to give back no more than its arguments.
 _KNOWN = ("builtins.", "torch.", "torchvision.", "torchaudio.", "numpy.")
+# Python's own modules, but those that call what they are given.
+_OF_PYTHON = sys.stdlib_module_names - {
+    *("asyncio", "atexit", "concurrent", "contextlib", "contextvars", "ctypes", "functools", "importlib"),
+    *("multiprocessing", "runpy", "sched", "signal", "subprocess", "threading", "unittest", "weakref"),
+}
 
 
 def origins_kept(value: Unknown) -> frozenset[Tag]:
