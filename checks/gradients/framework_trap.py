@@ -31,12 +31,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.diverged_replicas import PLATEAU
+from ddpdoctor.checks.gradients.schedule_length_source import short_once_prepared
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, External, ExternalObject, Instance, constant, options_of, tags_of
@@ -133,24 +134,8 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
             # A project's own function makes it: what that is given is the length where the training ends there.
             if {ast.unparse(value) for value in (*call.args, *(one.value for one in call.keywords))} & ends:
                 yield event.module, call
-        prepared = _prepared_names(body)
-        for node in parts:
-            counts = isinstance(node, ast.Call) and last_name(node.func) == "len"
-            name = node.args[0] if counts and node.args else None  # type: ignore[attr-defined]
-            if isinstance(name, ast.Name) and prepared.get(name.id, name.lineno) < name.lineno:
-                yield event.module, event.node
-
-
-def _prepared_names(body: ast.AST) -> Mapping[str, int]:
-    """Return the variables that are given what ``prepare`` returns, with its line."""
-    return {
-        name.id: node.lineno
-        for node in descend(body)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last_name(node.value.func) == "prepare"
-        for target in node.targets
-        for name in descend(target)
-        if isinstance(name, ast.Name)
-    }
+        if short_once_prepared(projection, event):
+            yield event.module, event.node
 
 
 def _is_scaled(projection: Projection) -> bool:

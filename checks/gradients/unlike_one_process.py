@@ -5,7 +5,8 @@ What it finds
     samples of all ranks: a multiple of them, for all parameters or for some; other shares of the ranks' samples; a loss
     that one rank computes otherwise; gradients that are cut at a gather, clipped or stepped with before they are
     averaged; shards that each rank scales by a number of its own. In the source: a loss that is divided by a count
-    which was added up over all ranks, and that no number of ranks multiplies.
+    which was added up over all ranks, and that no number of ranks multiplies; a schedule of the learning rate whose
+    length is that of a divided loader times the number of ranks, or divided by it once more.
 
 Why it is bad
     DDP promises that training on N ranks is training on a batch N times as large. Where the gradient is another one,
@@ -48,7 +49,7 @@ from ddpdoctor.source.queries.origins import given_for, methods_of, pairs_of
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand, wrap_numbers
 from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module, children_of, descend, functions_named, last_name
-from ddpdoctor.source.script.script import uses_any
+from ddpdoctor.source.script.script import uses_any, uses_part
 
 CHECK = Check(
     code="DDP223",
@@ -56,13 +57,19 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal"), Severity.WARNING),
     needs=frozenset({"equivalence"}),
     subjects=("wrap", "loss"),
-    triggers=("reduce", "gather"),
+    triggers=("reduce", "gather", "schedule"),
 )
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report losses that are divided by a count of all ranks before DDP averages their gradients."""
+    """Report losses that are divided by a count of all ranks before DDP averages their gradients, and schedules of the
+    learning rate that count other steps than those that they make.
+    """
     yield from CHECK.suspected(divided_losses(whole_projection(script)), COUNTED_TWICE)
+    if uses_part(script, ("schedule",)):
+        from ddpdoctor.checks.gradients.schedule_length_source import other_lengths
+
+        yield from CHECK.suspected(other_lengths(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -39,6 +39,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.rank_local_values import LISTED, UNREAD_ITEM, extent_of
 from ddpdoctor.source.ranks.ranks import WORLD_SIZE
+from ddpdoctor.source.vocabulary import DATA_LOADER
 
 REMAINDER = frozenset({("remainder", 0)})
 """Tag of what depends on the remainder of a division: it changes every so many turns of a loop."""
@@ -83,6 +84,8 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
     )
     tags = in_own_folder((left,), right) if joins else frozenset[Tag]()
     result = _moved_world_size(kind, left, right) or derived((left, right), tags)
+    scaled = _scaled_turns(kind, left, right)
+    result = tagged(result, scaled) if scaled else result
     return tagged(result, QUOTIENT) if isinstance(kind, ast.FloorDiv) and isinstance(left, Const) else result
 
 
@@ -105,6 +108,20 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
         if offsets[0] is not None:
             return Unknown(tags=frozenset({("world-size", offset - amount)}))
     return derived((left, right), frozenset({("share", 0)}))
+
+
+TURNS, TURNS_OF_ALL, TURNS_OF_SHARE = "turns", "turns of all", "turns of a share"
+"""Of a number: of the batches of a loader, and these multiplied or divided by the number of ranks."""
+_WORLD = WORLD_SIZE.tags
+_WORLD_TIMES = _WORLD | {("share", 0)}
+
+
+def _scaled_turns(kind: ast.operator, left: Value, right: Value) -> frozenset[Tag]:
+    scaled = {ast.Mult: TURNS_OF_ALL, ast.Div: TURNS_OF_SHARE, ast.FloorDiv: TURNS_OF_SHARE}.get(type(kind), "")
+    sides = (left,) if scaled == TURNS_OF_SHARE else (left, right)
+    by_all = any(_WORLD <= tags_of(one) <= _WORLD_TIMES for one in ((right,) if scaled == TURNS_OF_SHARE else sides))
+    counted = (number for side in sides for name, number in tags_of(side) if name == TURNS)
+    return frozenset((scaled, number) for number in counted) if scaled and by_all else frozenset()
 
 
 def of_four(value: Value) -> Value:
@@ -306,6 +323,8 @@ def _len(*arguments: Value) -> Value:
         return Const(len(value.entries))
     if isinstance(value, Const) and isinstance(value.value, str):
         return Const(len(value.value))
+    if isinstance(value, ExternalObject) and value.name == DATA_LOADER:
+        return Unknown(tags=frozenset({(TURNS, value.number)}), not_none=True)
     return never_none(extent_of(value) or Unknown())
 
 

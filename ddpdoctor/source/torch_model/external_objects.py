@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.attributes import (
     one_class_of,
     promised_by_name,
 )
+from ddpdoctor.source.interpreter.operators import TURNS, TURNS_OF_ALL, TURNS_OF_SHARE
 from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -509,11 +510,14 @@ _OF_PYTHON = sys.stdlib_module_names - {
 }
 
 
+_KEPT_KINDS = frozenset({"bare", SHARDED_PARAMETERS, TURNS, TURNS_OF_ALL, TURNS_OF_SHARE})
+
+
 def origins_kept(value: Unknown) -> frozenset[Tag]:
     """Return the origins of its arguments that the result of a call which cannot be read keeps."""
     if not value.tags:
         return value.tags
-    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] in ("bare", SHARDED_PARAMETERS))
+    return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] in _KEPT_KINDS)
 
 
 def _is_zip(value: SequenceValue) -> bool:
