@@ -162,10 +162,11 @@ def _leaves_behind(projection: Projection, guard: Guard, event: Event) -> bool:
 
 
 def _lone_work(projection: Projection) -> Iterator[_Work]:
-    shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
+    # One object a walk of a loop: a script that also runs without ranks does all of it in another walk.
+    shared = {id(loop) for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
     models = _whole_models(projection)
     for forward in forwards_without_gradients(projection):
-        own = [loop for loop in forward.loops if loop.node not in shared] if forward.ranks in FIRST_RANKS else []
+        own = [loop for loop in forward.loops if id(loop) not in shared] if forward.ranks in FIRST_RANKS else []
         loop = next((loop for loop in own if takes_all_data(projection, loop)), None)
         if loop is not None:
             what = "a loader" if only_loader(projection, loop) is not None else "all data"
@@ -177,7 +178,7 @@ def _lone_work(projection: Projection) -> Iterator[_Work]:
                 place = loop.module.head_location(loop.node)
                 yield _Work(forward, loop.node, place, "samples", "the turns of this loop", _SAMPLES)
     for event in projection.in_course("call"):
-        between_steps = any(loop.node in shared and not loop.once for loop in event.loops)
+        between_steps = any(id(loop) in shared and not loop.once for loop in event.loops)
         if not between_steps or event.ranks not in FIRST_RANKS:
             continue
         from ddpdoctor.source.queries.shell_commands import command_line

@@ -34,7 +34,7 @@ from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.state.load_without_map_location import callers
 from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, unreduced_logs
+from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, reported, unreduced_logs
 
 CHECK = Check(
     code="DDP606",
@@ -72,10 +72,17 @@ def in_source(script: Script) -> Iterator[Finding]:
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
         who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"
-        title = f"{who} a value of its own batches that is not reduced over the ranks"
+        reports = [reported(whole_projection(script), event) for event in events]
+        names = dict.fromkeys(name for _, own in reports for name in own if len(name) <= LONGEST_NAME)
+        named = ", ".join(f"`{name}`" for name in list(names)[:MOST_NAMED])
+        title = f"{who} {f'{named} of' if named else 'a value of'} its own batches, not reduced over the ranks"
         yield CHECK.finding(
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
-            locations=tuple(event.location for event in events),
+            locations=dict.fromkeys((*(place for place, _ in reports), *(event.location for event in events))),
             because=callers(events, "it is reported here for this caller"),
         )
+
+
+MOST_NAMED = 3
+LONGEST_NAME = 40

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.files import regex
+from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event, LoopAround, Placed
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -30,12 +31,13 @@ from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import function_around
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.origins import pairs_of
 from ddpdoctor.source.queries.shown_numbers import lost_results
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import Module, descend, made_from
+from ddpdoctor.source.script.module import Module, argument_of, descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -240,6 +242,60 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def reported(projection: Projection, event: Event) -> tuple[Location, tuple[str, ...]]:
+    """Return where a report is made, and of what values of the rank's own batches.
+
+    Of a function that reports what it is given it is the call of that, through however many of them.
+    """
+    module, node, location = event.module, event.node, event.location
+    parts = [part for part in _shown(node) if any(map(is_local, _held_in(projection, event, part)))]
+    for caller in event.chain[1:]:
+        function = function_around(module, node)
+        given = [one.arg for one in descend(getattr(function, "args", function)) if isinstance(one, ast.arg)]
+        names = {one.id for part in parts for one in descend(part) if isinstance(one, ast.Name)}
+        if not names or not names <= set(given) or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        modules = (one for one in projection.machine.script.modules if str(one.path).endswith(caller.file))
+        calls = ((one, call) for one in modules for call in one.calls_by_name.get(function.name, ()))
+        found = next((one for one in calls if one[1].lineno == caller.line), None)
+        location = Location(file=caller.file, line=caller.line, function=caller.function)
+        if found is None:
+            break
+        module, node = found
+        offset = given[:1] in (["self"], ["cls"]) and isinstance(node.func, ast.Attribute)
+        arguments = (argument_of(node, name, given.index(name) - offset) for name in names)
+        parts = [part for one in arguments if one is not None for part in _shown_in([one])]
+    return location, tuple(dict.fromkeys(ast.unparse(part) for part in parts))
+
+
+def _held_in(projection: Projection, event: Event, part: ast.expr) -> Iterator[Value]:
+    """Yield what the variables of an expression held last where a call stands."""
+    for node in descend(part):
+        if isinstance(node, ast.Name):
+            held = (projection.machine.store.get(scope, node.id) for scope in reversed(event.scopes))
+            yield from options_of(next((one for one in held if one is not None), NONE))
+
+
+def _shown(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a call is given, of texts what they are made of."""
+    return _shown_in([*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else [])
+
+
+def _shown_in(given: list[ast.expr]) -> Iterator[ast.expr]:
+    while given:
+        one = given.pop(0)
+        if isinstance(one, ast.JoinedStr):
+            given[:0] = [part.value for part in one.values if isinstance(part, ast.FormattedValue)]
+        elif isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and isinstance(one.left, ast.Constant):
+            given[:0] = one.right.elts if isinstance(one.right, ast.Tuple) else [one.right]
+        elif isinstance(one, ast.Dict):
+            given[:0] = one.values
+        elif isinstance(one, ast.Call) and last_name(one.func) in ("format", "str", "float", "round", "item"):
+            given[:0] = one.args or ([one.func.value] if isinstance(one.func, ast.Attribute) else [])
+        elif not isinstance(one, ast.Constant):
+            yield one
 
 
 def _there(value: Value, ranks: int) -> Value:

@@ -444,7 +444,10 @@ def reduced(
     along = [given.named[word] for word in _DIMENSIONS if word in given.named] or list(
         given.positional[receiver is None :][:1]
     )
-    if any(_spares_samples(one) for one in along) or (len(given.positional) > 1 and last in ("max", "min")):
+    beside = given.positional[receiver is None :][:1]  # The larger of each two elements is none of a whole.
+    if any(_spares_samples(one) for one in along) or (
+        last in ("max", "min") and any(type(constant(one)) is not int for one in beside)
+    ):
         return result
     return _marked(machine, node, result)
 

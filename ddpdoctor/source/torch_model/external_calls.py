@@ -115,6 +115,8 @@ from ddpdoctor.source.vocabulary import (
 GIVEN_TO_BASE = "super().__init__()"
 """The attribute that stands for what the constructor of a library's class keeps of its arguments."""
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+# Methods that make a tensor for the device and type of another, of nothing that is in it.
+_MADE_FOR = frozenset({"new_ones", "new_zeros", "new_empty", "new_full"})
 # Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 # Methods of a path or a text that make another of it and of what they are given.
@@ -377,6 +379,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
         return Unknown(True, False, frozenset({("files", 0)}))
     if name in _SIZE_METHODS and (extent := extent_of(receiver)) is not None:
         return extent
+    if name in _MADE_FOR and (extent := extent_of(receiver)) is not None:
+        return never_none(derived([extent, *arguments]))
     if name in _FORMS_OF_NAMES and any(kind == "files" for kind, _ in tags_of(receiver)):
         return UNIFORM
     unread = isinstance(receiver, (Unknown, BoundMethod, ExternalObject))

@@ -75,6 +75,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     POLLED,
     UNREAD_ITEM,
     agrees_by_name,
+    extent_of,
     members_of,
     origin_of,
 )
@@ -661,6 +662,12 @@ def _same_size(given: Arguments) -> Value:
     return derived(given.values)
 
 
+def _as_large(given: Arguments) -> Value:
+    like = given.positional[0] if given.positional else NONE
+    extent = None if isinstance(like, TensorSize) else extent_of(like)
+    return _same_size(given) if extent is None else derived([extent, *given.positional[1:]])
+
+
 def _item_bytes(dtype: Value | None) -> int:
     if isinstance(dtype, External):
         return _BYTES_OF.get(dtype.name.rpartition(".")[2], DEFAULT_BYTES)
@@ -672,7 +679,8 @@ TENSOR_CALLS: Mapping[str, TensorFactory] = {
     "torch.full": _full,
     "torch.arange": _arange,
     "torch.eye": lambda given: _sized((*given.positional[:1], *given.positional[-1:]) or (UNIFORM,), given),
-    **{f"torch.{name}": _same_size for name in ("tril", "triu", "zeros_like", "ones_like", "exp", "log", "sin", "cos")},
+    **{f"torch.{name}": _same_size for name in ("tril", "triu", "exp", "log", "sin", "cos")},
+    **{f"torch.{name}": _as_large for name in ("zeros_like", "ones_like", "full_like", "empty_like")},
 }
 
 
