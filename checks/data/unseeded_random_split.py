@@ -38,7 +38,8 @@ import msgspec
 from ddpdoctor.check import Check, Reason, Script
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, Part, Placed
+from ddpdoctor.source.interpreter.loops import item_aside
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -53,18 +54,21 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
-from ddpdoctor.source.ranks.data_partitions import ORDER, PIECE, PIECES
+from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.ranks.data_partitions import ORDER, PIECE, PIECES, part_tags
 from ddpdoctor.source.ranks.random_numbers import (
     DATA_METHODS,
     ORDERING_METHODS,
     ORDERS,
     TAKES_SEED,
+    TORCHS,
     differs,
     draws_by_itself,
     is_by_rank,
     is_own_seed,
     seed_before,
     state_at,
+    state_of,
 )
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
@@ -95,14 +99,21 @@ def in_source(script: Script) -> Iterator[Finding]:
             because=_why_it_differs(draw),
         )
     for draw in unshared_parts(projection):
-        yield CHECK.finding(
-            f"every rank makes its own random order ({_last(draw)}) before it takes its part by rank: the parts "
-            "overlap, and some samples are in none",
-            remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
-            locations=draw.event.location,
-            because=_why_it_differs(draw),
-            severity=Severity.WARNING,
-        )
+        yield _of_part(_last(draw), draw.event, _why_it_differs(draw))
+    for order, part in parts_of_own_orders(projection):
+        name = last_name(order.node.func) if isinstance(order.node, ast.Call) else "draw"
+        yield _of_part(name, order, ("here each rank takes its part of what it has put in order", part.location))
+
+
+def _of_part(name: str, place: Placed, because: Reason) -> Finding:
+    return CHECK.finding(
+        f"every rank makes its own random order ({name}) before it takes its part by rank: the parts "
+        "overlap, and some samples are in none",
+        remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
+        locations=place.location,
+        because=because,
+        severity=Severity.WARNING,
+    )
 
 
 def _last(draw: Draw) -> str:
@@ -193,6 +204,27 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
                 yield draw
 
 
+def parts_of_own_orders(projection: Projection) -> Iterator[tuple[Placed, Part]]:
+    """Yield the draws by which the streams that feed the training order their items on each rank in its own way, each
+    with where ranks then take their parts.
+
+    A worker seeds the generators of Python and numpy after torch's, which has to differ as well.
+    """
+    machine, seen = projection.machine, set[ast.AST]()
+    for feeding in feedings(projection) if is_distributed(projection) else ():
+        dataset, workers = feeding.loader.argument("dataset", 0), feeding.loader.argument("num_workers", 5)
+        if not isinstance(dataset, Instance) or not feeding.certain:
+            continue
+        if workers is not None and constant(workers) != 0 and not differs(state_of(machine, TORCHS)):
+            continue
+        taken = (machine.parts[number] for number in part_tags(item_aside(machine, dataset)))
+        for part, number in ((one, number) for one in taken for number in sorted(one.orders)):
+            order, state = machine.draws_aside.get(number, (part, NONE))
+            if differs(state) and order.node not in seen:
+                seen.add(order.node)
+                yield order, part
+
+
 def unshared_draw(projection: Projection, event: Event) -> Draw | None:
     """Return the draw that a call makes when its numbers certainly differ between ranks."""
     machine = projection.machine
@@ -273,8 +305,13 @@ def _seeds_by_rank(call: Event) -> bool:
 
 
 def _shared_after(projection: Projection, event: Event) -> bool:
+    """Return whether the ranks may agree on something between a draw and the training that it is drawn for."""
+    trained = min(
+        (one.ordinal for one in projection.in_course("backward") if one.ordinal > event.ordinal), default=None
+    )
     return any(
-        later.ordinal > event.ordinal and later.name in _SHARED_LATER for later in projection.of_kind("collective")
+        later.ordinal > event.ordinal and later.name in _SHARED_LATER and (trained is None or later.ordinal < trained)
+        for later in projection.of_kind("collective")
     )
 
 

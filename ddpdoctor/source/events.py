@@ -160,6 +160,8 @@ class Part(Placed, frozen=True, eq=False):
     """The last rank gets another number of items than the others."""
     items: int | None = None
     """Number of items that are divided; None where the source does not show it."""
+    orders: frozenset[int] = frozenset()
+    """Numbers of the draws that have put the items in order before."""
 
 
 class Statistic(Placed, frozen=True, eq=False):

@@ -66,7 +66,7 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
-from ddpdoctor.source.ranks.data_partitions import SHARE, picked, sliced
+from ddpdoctor.source.ranks.data_partitions import SHARE, given_in_turn, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of, is_mask
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
@@ -401,7 +401,7 @@ def _walrus(machine: Machine, node: ast.NamedExpr) -> Value:
 
 def _yield(machine: Machine, node: ast.Yield) -> Value:
     value = evaluate(machine, node.value) if node.value is not None else Const(None)
-    _give(machine, value)
+    _give(machine, given_in_turn(machine, node, value))
     return UNIFORM
 
 

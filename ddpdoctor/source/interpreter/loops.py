@@ -143,7 +143,7 @@ def _item_aside(machine: Machine, dataset: Instance) -> Value:
         found.append(given if method is item else iterated(machine, given)[0])
 
     kept = machine.mask, machine.quiet, dict(machine.events), len(machine.exits), len(machine.own_raises)
-    machine.mask, machine.quiet = ALL_RANKS, True
+    machine.mask, machine.quiet, machine.aside = ALL_RANKS, True, True
     machine.frames.append(CallFrame("", module, machine.scope_modules[machine.script.entry.name], ()))
     machine.store.begin()
     try:
@@ -153,6 +153,7 @@ def _item_aside(machine: Machine, dataset: Instance) -> Value:
         machine.store.undo()
         machine.frames.pop()
         machine.mask, machine.quiet, machine.events = kept[:3]
+        machine.aside = False
         del machine.exits[kept[3] :], machine.own_raises[kept[4] :]
     return found[0] if found else UNIFORM
 

@@ -18,6 +18,7 @@ from ddpdoctor.source.events import (
     LoopAround,
     OwnTest,
     Part,
+    Placed,
     Sinks,
     Statistic,
     shape_of,
@@ -161,6 +162,10 @@ class Memory:
         """False inside of ``no_sync``."""
         self.draws: dict[tuple[ast.AST, tuple[Frame, ...]], Value] = {}
         """In which states recorded draws of random numbers found their generators, by node and chain."""
+        self.draws_aside: dict[int, tuple[Placed, Value]] = {}
+        """The same of what data sets give, by the numbers of the orders that they make."""
+        self.aside = False
+        """True in what a data set gives for any index."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
         self.counting: set[ast.AST] = set()

@@ -250,7 +250,7 @@ def reported(projection: Projection, event: Event) -> tuple[Location, tuple[str,
     Of a function that reports what it is given it is the call of that, through however many of them.
     """
     module, node, location = event.module, event.node, event.location
-    parts = [part for part in _shown(node) if any(map(is_local, _held_in(projection, event, part)))]
+    parts = [part for part in _shown(node) if _is_own(projection, event, module, part)]
     for caller in event.chain[1:]:
         function = function_around(module, node)
         given = [one.arg for one in descend(getattr(function, "args", function)) if isinstance(one, ast.arg)]
@@ -266,16 +266,30 @@ def reported(projection: Projection, event: Event) -> tuple[Location, tuple[str,
         module, node = found
         offset = given[:1] in (["self"], ["cls"]) and isinstance(node.func, ast.Attribute)
         arguments = (argument_of(node, name, given.index(name) - offset) for name in names)
-        parts = [part for one in arguments if one is not None for part in _shown_in([one])]
+        shown = (part for one in arguments if one is not None for part in _shown_in([one]))
+        parts = [part for part in shown if _is_own(projection, event, module, part)]
     return location, tuple(dict.fromkeys(ast.unparse(part) for part in parts))
 
 
-def _held_in(projection: Projection, event: Event, part: ast.expr) -> Iterator[Value]:
-    """Yield what the variables of an expression held last where a call stands."""
+def _is_own(projection: Projection, event: Event, module: Module, part: ast.expr) -> bool:
+    """Return whether a variable in an expression held something of the rank's own batches, and no number or key of one
+    after the other.
+    """
+    store, loops = projection.machine.store, (one for one in module.ancestors(part) if isinstance(one, ast.For))
+    counted = [
+        one.target.elts[0]
+        for one in loops
+        if isinstance(one.target, ast.Tuple)
+        and isinstance(one.iter, ast.Call)
+        and last_name(one.iter.func) in ("enumerate", "items")
+    ]
+    keys = {last_name(one) for one in counted}
     for node in descend(part):
-        if isinstance(node, ast.Name):
-            held = (projection.machine.store.get(scope, node.id) for scope in reversed(event.scopes))
-            yield from options_of(next((one for one in held if one is not None), NONE))
+        if isinstance(node, ast.Name) and node.id not in keys:
+            held = (store.get(scope, node.id) for scope in reversed(event.scopes))
+            if any(map(is_local, options_of(next((one for one in held if one is not None), NONE)))):
+                return True
+    return False
 
 
 def _shown(node: ast.AST) -> Iterator[ast.expr]:

@@ -149,7 +149,7 @@ def _shared(result: Value) -> Value:
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
     """Return the items of a comprehension: a part when a condition gives every rank its turn."""
     if any(gives_turns(machine.store, condition) for condition in conditions):
-        return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None)), SHARE}))
+        return tagged(item, frozenset({(PART, _number(machine, node, item)), SHARE}))
     return item
 
 
@@ -195,6 +195,14 @@ def turn_taken(store: Store, module: Module, loop: ast.AST, node: ast.AST) -> as
             return statement if statement in inside else None
         return statement if len(statement.body) == 1 and isinstance(statement.body[0], ast.Continue) else None
     return None
+
+
+def given_in_turn(machine: Machine, node: ast.Yield, value: Value) -> Value:
+    """Return an item of a generator: of a part where a test leaves the turns of the other ranks out."""
+    module = machine.frame.module
+    loop = next((one for one in module.ancestors(node) if isinstance(one, (ast.For, ast.AsyncFor))), None)
+    test = turn_taken(machine.store, module, loop, node) if loop is not None else None
+    return value if test is None else tagged(value, frozenset({(PART, _number(machine, test, value)), SHARE}))
 
 
 def as_written(store: Store, module: Module, around: ast.AST) -> Part | None:
@@ -258,7 +266,7 @@ def as_part(
     machine: Machine, node: ast.AST, value: Unknown, *, with_rest: bool = False, items: int | None = None
 ) -> Unknown:
     """Mark a value as the part of the data that the present code cuts out for its rank."""
-    number = _number(machine, node, with_rest=with_rest, items=items)
+    number = _number(machine, node, value, with_rest, items)
     return Unknown(True, False, value.tags | {(PART, number), SHARE})
 
 
@@ -267,9 +275,10 @@ def divided(machine: Machine, node: ast.AST, rank: Value, count: Value) -> None:
     machine.emit("division", "division", node, Arguments((), {"rank": rank, "num_replicas": count}))
 
 
-def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | None) -> int:
+def _number(machine: Machine, node: ast.AST, of: Value, with_rest: bool = False, items: int | None = None) -> int:
     number = machine.object_number(node)
-    machine.parts[number] = Part(node, machine.frame.module, with_rest, items)
+    orders = frozenset(order for kind, order in tags_of(of) if kind == ORDER)
+    machine.parts[number] = Part(node, machine.frame.module, with_rest, items, orders)
     return number
 
 

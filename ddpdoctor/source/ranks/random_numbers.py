@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, Placed
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -240,7 +240,9 @@ def _generator_given(name: str, given: Arguments) -> Value | None:
 
 
 def _note(machine: Machine, node: ast.AST, state: Value) -> None:
-    if not machine.quiet:
+    if machine.aside:
+        machine.draws_aside[machine.object_number(node)] = Placed(node, machine.frame.module), state
+    elif not machine.quiet:
         at = node, tuple(reversed(machine.calls))
         known = machine.draws.get(at)
         machine.draws[at] = state if known is None else join(known, state)
