@@ -27,7 +27,7 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, RunRecord, Script
@@ -40,6 +40,7 @@ from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
+    from ddpdoctor.record.streams.training import BufferState
 
 CHECK = Check(
     code="DDP304",
@@ -131,7 +132,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.collectives.divergences_run import find_model_mismatch
     from ddpdoctor.diagnosis.divergence_kind import diverged
 
-    yield from diverged(CHECK, record, lambda divergence: _of_keys(divergence) or _remedy(divergence))
+    yield from diverged(
+        CHECK, record, lambda parted: _of_keys(parted) or _of_buffers(record, parted) or _remedy(parted)
+    )
     models = find_model_mismatch(record)
     if models is not None:
         remedy = "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
@@ -158,6 +161,33 @@ def _of_keys(divergence: Divergence) -> str:
         f"{names.pop()} has {counts}: give it the same keys on every rank whatever is in its batch, with 0 for "
         "missing ones, before its values are reduced."
     )
+
+
+MOST_NAMED = 3
+
+
+def _of_buffers(record: RunRecord, divergence: Divergence) -> str:
+    """Return what to do where DDP hands on buffers that are not as large on every rank."""
+    origins = {turn.signature.origin for turn in divergence.turns if turn.signature is not None}
+    if divergence.difference != "number of elements" or origins != {"ddp-forward"}:
+        return ""
+    newest: dict[int, BufferState] = {state.rank: state for state in record.buffers}
+    states = [newest[turn.rank].digests for turn in divergence.turns if turn.rank in newest]
+    apart = [
+        name for name in dict.fromkeys(name for one in states for name in one) if len({*map(_of(name), states)}) > 1
+    ]
+    made = {name for state in record.buffers if state.forward == 0 for name in state.digests}
+    names = [name for name in apart if name not in made] or apart  # Those of a constructor are mostly as large.
+    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    whose = f"{', '.join(names[:MOST_NAMED])}{rest} {'is' if len(names) == 1 else 'are'}" if names else "one of them is"
+    return (
+        f"DDP hands the buffers of rank 0 on before each forward, and {whose} not the same on all ranks: make buffers "
+        "as large on every rank, keep what grows with the batch as a plain attribute, or pass broadcast_buffers=False."
+    )
+
+
+def _of(name: str) -> Callable[[Mapping[str, str]], str]:
+    return lambda digests: digests.get(name, "")
 
 
 in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

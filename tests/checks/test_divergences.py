@@ -19,6 +19,7 @@ from ddpdoctor.finding import Finding, Frame, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.streams.training import BufferState
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 CHECKS = {
@@ -193,3 +194,20 @@ def test_a_healthy_job_gives_none() -> None:
         job.leave(rank, "finished", main_finished=True)
     results = (result for check in CHECKS.values() for result in check.in_run(job.record()))
     assert [result for result in results if not isinstance(result, Refuted)] == []
+
+
+def test_a_buffer_that_has_grown_on_each_rank_in_its_own_way_is_named() -> None:
+    job = healthy_job()
+    for rank, size in enumerate((25, 27)):
+        job.call(rank, "broadcast", 57, size, origin="ddp-forward", root=0)
+    states = tuple(
+        BufferState(rank=rank, wrap=0, forward=forward, digests=digests)
+        for rank in (0, 1)
+        for forward, digests in enumerate(({"mean": str(rank)}, {"mean": str(rank), "mask": f"of {25 + 2 * rank}"}))
+    )
+    (finding,) = collective_mismatch.in_run(job.record(buffers=states))
+    assert isinstance(finding, Finding)
+    assert "before each forward, and mask is not the same on all ranks" in finding.remedy
+    (finding,) = collective_mismatch.in_run(job.record())
+    assert isinstance(finding, Finding)
+    assert "before each forward, and one of them is not the same on all ranks" in finding.remedy
