@@ -203,6 +203,23 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         mixture = derived((container, value), held := parts_held(machine, value))
         tags = mixture.tags - {MEMBERS}  # How many rows a value has is not how many values there are.
         _fill(machine, target.value, Unknown(bool(held) or mixture.varying, False, tags))
+    elif container.__class__ is Unknown and (isinstance(target.slice, ast.Slice) or is_mask(machine, target.slice)):
+        written = derived((container, value, index))  # No dict takes a mask for a key.
+        if any(kind == "batch" for kind, _ in written.tags):
+            _fill(machine, target.value, Unknown(written.varying, False, written.tags - {MEMBERS}))
+
+
+def is_mask(machine: Machine, node: ast.AST) -> bool:
+    """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
+    if isinstance(node, ast.Name):
+        module = machine.frame.module
+        assigned = module.assigned(module.body_around(node), node)
+        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one) for one in assigned)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
+        return is_mask(machine, node.left) and is_mask(machine, node.right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return is_mask(machine, node.operand)
+    return isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn))
 
 
 # What a rank's own keys come from: its data, or its draws.

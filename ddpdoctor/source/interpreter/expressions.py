@@ -8,6 +8,7 @@ from functools import partial, reduce
 
 from ddpdoctor.source.interpreter.assignment import (
     has_own_keys,
+    is_mask,
     item_at,
     one_of_callables,
     overwrite,
@@ -67,7 +68,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import SHARE, given_in_turn, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of, is_mask
+from ddpdoctor.source.ranks.rank_local_values import FORM, chosen_by, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import note_absent, note_attribute, note_unassigned

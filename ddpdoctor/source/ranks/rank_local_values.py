@@ -153,19 +153,6 @@ def is_of_own_length(machine: Machine, value: Value) -> bool:
     return is_varying(value) and OWN_LENGTH in tags and _kind(machine, tags) in ("batch", "state")
 
 
-def is_mask(machine: Machine, node: ast.AST) -> bool:
-    """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
-    if isinstance(node, ast.Name):
-        module = machine.frame.module
-        assigned = module.assigned(module.body_around(node), node)
-        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one) for one in assigned)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
-        return is_mask(machine, node.left) and is_mask(machine, node.right)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return is_mask(machine, node.operand)
-    return isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn))
-
-
 def makes_members(name: str) -> bool:
     """Return whether a function is ``set``, ``unique`` or the like, by its full name."""
     return name.rpartition(".")[2] in _MEMBERS
@@ -427,6 +414,10 @@ _REDUCES = frozenset({
 _DIMENSIONS = ("dim", "axis")
 # Methods of a tensor that change it by arithmetic with another.
 _CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
+# Methods that write another into a tensor, whole or in places.
+_WRITES = frozenset(
+    {"copy_", "masked_fill_", "masked_scatter_", "index_add_", "index_copy_", "index_fill_", "scatter_", "scatter_add_"}
+)
 
 
 def reduced(
@@ -436,6 +427,8 @@ def reduced(
     last = name.rpartition(".")[2]
     if last in _CHANGES and receiver is not None:
         return _changed(machine, node, receiver, given, result)
+    if last in _WRITES and receiver.__class__ is Unknown:
+        _written(machine, node, derived([*([] if last == "copy_" else [receiver]), *given.values]))
     if last not in _REDUCES or not isinstance(result, Unknown):
         return result
     arguments = derived(given.positional if receiver is None else [receiver, *given.positional])
@@ -508,6 +501,15 @@ def _changed(machine: Machine, node: ast.AST, receiver: Value, given: Arguments,
     marked = _marked(machine, node, value, over)
     overwrite(machine, root, marked)
     return marked
+
+
+def _written(machine: Machine, node: ast.AST, value: Unknown) -> None:
+    """Give a variable or a buffer what a method such as ``masked_fill_`` leaves in it, where that is the rank's own."""
+    root = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+    if isinstance(root, ast.Attribute) and root.attr == "data":
+        root = root.value
+    if isinstance(root, (ast.Name, ast.Attribute)) and _is_of_own_data(machine, value, drawn=False):
+        overwrite(machine, root, value)
 
 
 def _is_of_own_data(machine: Machine, value: Unknown, *, drawn: bool = True) -> bool:
