@@ -39,19 +39,23 @@ from ddpdoctor.check import Check, Script, TooLittleEvidence
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    UNIFORM,
     BoundMethod,
     Const,
+    External,
     ExternalObject,
+    Function,
     Instance,
     constant,
     options_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings, loop_of_epochs, samplers_of
-from ddpdoctor.source.script.module import Module, Scope, last_name
+from ddpdoctor.source.script.module import Module, Scope, descend, last_name
 
 # The fix of a sampler that is never told the epoch.
 
@@ -130,7 +134,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"loaders", "passes"}),
     subjects=("sampler", "training-loader"),
-    triggers=("DistributedSampler", "persistent_workers"),
+    triggers=("DistributedSampler", "persistent_workers", "set_epoch"),
 )
 
 
@@ -144,11 +148,11 @@ def in_source(script: Script) -> Iterator[Finding]:
         if forgotten.unread:
             unread = forgotten.unread
             continue
-        loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
+        epochs = forgotten.epochs
         yield CHECK.finding(
             _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
-            locations=(loader.location, _made_at(sampler)),
+            locations=(forgotten.loader.location, _made_at(forgotten.sampler)),
             because=(
                 "this loop makes the sampler anew in every turn, of the same data and with the same seed"
                 if forgotten.anew
@@ -157,6 +161,14 @@ def in_source(script: Script) -> Iterator[Finding]:
                 else "this loop sets the sampler's epoch under a test that not all ranks pass",
                 epochs.module.head_location(epochs.node),
             ),
+        )
+    for sampler, loader, loop in own_forgotten(whole_projection(script)):
+        yield CHECK.finding(
+            f"the order that `{sampler.cls.node.name}` draws follows the epoch that it is told, and nothing tells it "
+            "one: every epoch has the same",
+            remedy="Call its set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+            locations=loader.location,
+            because=("this loop iterates over the loader several times", loop.module.head_location(loop.node)),
         )
     if _keeps_workers(script):
         yield from _of_workers(script)
@@ -331,6 +343,60 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
                 if sampler.ordinal in told:
                     how = "on some ranks"
                 yield ForgottenEpoch(sampler, feeding.loader, loop, how, anew, unread)
+
+
+def own_forgotten(projection: Projection) -> Iterator[tuple[Instance, Event, LoopAround]]:
+    """Yield samplers of the project that feed training in several epochs, each with its loader and the loop of epochs,
+    whose order follows an attribute that their own ``set_epoch`` sets, which nothing that was read calls.
+    """
+    machine = projection.machine
+    if projection.bound or not _all_are_known(projection):
+        return
+    for feeding in feedings(projection):
+        loop = loop_of_epochs(feeding) or machine.cycles.get(feeding.loader.ordinal)
+        given = [feeding.loader.argument(name, place) for name, place in (("sampler", 3), ("batch_sampler", 4))]
+        for sampler in given if feeding.certain else ():
+            if loop is None or not isinstance(sampler, Instance) or any(samplers_of(machine, sampler)):
+                continue
+            setting, turns = (class_attribute(machine, sampler.cls, name) for name in ("set_epoch", "__iter__"))
+            if not isinstance(setting, Function) or not isinstance(turns, Function) or setting.node in machine.visited:
+                continue
+            set_there = _attributes(setting.node, ast.Store)
+            read = set_there & _attributes(turns.node, ast.Load) - _attributes(turns.node, ast.Store)
+            around = (node for node in descend(sampler.cls.node) if isinstance(node, ast.FunctionDef))
+            others = [node for node in around if node.name not in ("__init__", "set_epoch")]
+            kept = read - {name for node in others for name in _attributes(node, ast.Store)}
+            if kept and not _unread_reader(projection, loop, {feeding.loader.ordinal}):
+                yield sampler, feeding.loader, loop
+
+
+def _all_are_known(projection: Projection) -> bool:
+    """Return whether the script comes to no ``set_epoch`` of something unknown, and nothing that was not read may."""
+    told = [event for event in projection.events if event.kind == "set-epoch"]
+    receivers = (option for event in told for option in options_of(event.receiver or UNIFORM))
+    if not all(isinstance(one, (Instance, ExternalObject, External, Const)) for one in receivers):
+        return False
+    modules, walked = projection.machine.script.modules, {event.node for event in told}
+    for module in modules:
+        for call in module.calls_by_name.get("set_epoch", ()):
+            around = next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
+            owner = module.parents.get(around) if around is not None else None
+            if call in walked or around in projection.machine.visited:
+                continue  # Of a function that was followed what was not come to is behind a test that fails.
+            if around is None or not isinstance(owner, ast.ClassDef) or owner.bases:
+                return False
+            if any(around.name in one.calls_by_name for one in modules):
+                return False
+    return True
+
+
+def _attributes(function: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """Return the attributes of ``self`` that a method reads or sets."""
+    return {
+        node.attr
+        for node in descend(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, context) and last_name(node.value) == "self"
+    }
 
 
 def _is_repeated(projection: Projection, sampler: Event, loop: LoopAround) -> bool:

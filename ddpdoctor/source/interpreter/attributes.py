@@ -392,6 +392,9 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
         return kept  # `SimpleNamespace(first=rank == 0).first`: classes keep an argument under its name.
     position = _KEPT_ARGUMENTS.get((value.name, name))
     kept = made.argument(name, position) if made is not None and position is not None else None
+    if kept is None and made is not None and (value.name, name) == (DATA_LOADER, "sampler"):
+        batches = made.argument("batch_sampler", 4)  # Beside those of a sampler that makes batches torch has its own.
+        kept = External("torch.utils.data.SequentialSampler") if batches not in (None, Const(None)) else None
     return kept or (
         UNIFORM if made is not None and value.name == DDP and name == "module" else BoundMethod(value, name)
     )
