@@ -45,8 +45,16 @@ from ddpdoctor.check import Check, Reason, Restart, RunRecord, Script, TooLittle
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
-from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.checkpoint_code import SCHEDULERS, STATEFUL, is_named, owner_of_state, speaks_of
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.checkpoint_code import (
+    SCHEDULERS,
+    STATEFUL,
+    constant_text,
+    is_named,
+    key_of,
+    owner_of_state,
+    speaks_of,
+)
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.queries.wrapped_models import (
     has_no_tensors,
@@ -56,7 +64,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     optimizers,
     training_events,
 )
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from
+from ddpdoctor.source.script.module import Module
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.resume import Comparison, Difference
@@ -165,6 +173,8 @@ def _in_own_code(remedy: str, code: str) -> str:
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what a restart does not bring back of a checkpoint, and weights that the optimizer does not step then."""
+    from ddpdoctor.checks.state.begun_again_source import begun_again
+
     yield from CHECK.suspected((*left_out(script), *begun_again(script), *replaced(script)))
 
 
@@ -192,7 +202,7 @@ def left_out(script: Script) -> Iterator[Verdict]:
         keys: set[int] = set()
         for literal in module.index.of(ast.Dict):
             pairs = zip(literal.keys, literal.values, strict=True)
-            named = {text: value for key, value in pairs if (text := _text(key))}
+            named = {text: value for key, value in pairs if (text := constant_text(key))}
             keys.update(id(key) for key in literal.keys)
             if any(owner_of_state(value) for value in named.values()) and any(
                 speaks_of(name, _COUNTS) for name in named
@@ -248,7 +258,7 @@ def _taken(script: Script) -> Collection[set[str]]:
     for module in script.modules:
         for part in (*module.index.of(ast.Subscript), *module.index.of(ast.Call)):
             whose = part.func if isinstance(part, ast.Call) else part
-            if isinstance(whose, (ast.Attribute, ast.Subscript)) and (key := _key_of(part)):
+            if isinstance(whose, (ast.Attribute, ast.Subscript)) and (key := key_of(part)):
                 taken.setdefault(ast.unparse(whose.value), set()).add(key)
     return taken.values()
 
@@ -376,131 +386,6 @@ def _is_stateful(key: str, value: ast.expr) -> bool:
 def _owner(call: ast.expr) -> str:
     """Return whose method is called, as code; empty for what is no such call."""
     return ast.dump(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
-
-
-def _text(node: ast.expr | None) -> str:
-    """Return what a node is that is a string; empty for others."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-# What counts or draws from its beginning in a loop of epochs that goes on where the checkpoint was written.
-
-
-def _begins_at_zero(value: ast.expr, loop: ast.For) -> bool:
-    """Return whether an expression is 0 in the first turn of a loop, wherever the loop begins."""
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
-        first = _first(value.left, loop)
-        return first is not None and ast.dump(first) == ast.dump(value.right)
-    first = _first(value, loop)
-    return isinstance(first, ast.Constant) and first.value == 0
-
-
-def _first(value: ast.expr, loop: ast.For) -> ast.expr | None:
-    """Return what a counter is in the first turn of a loop; None for what is not known."""
-    target, counted = loop.target, loop.iter
-    name = value.id if isinstance(value, ast.Name) else ""
-    while isinstance(counted, ast.Call) and counted.args:
-        function, from_zero = last_name(counted.func), ast.Constant(0)
-        if function in ("range", "trange"):
-            known = isinstance(target, ast.Name) and target.id == name
-            return None if not known else counted.args[0] if len(counted.args) > 1 else from_zero
-        if function == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-            number, target = target.elts
-            given = [*counted.args[1:], *(one.value for one in counted.keywords)]
-            if isinstance(number, ast.Name) and number.id == name:
-                return given[0] if given else from_zero
-        elif function != "tqdm":
-            break
-        counted = counted.args[0]
-    return None
-
-
-def _is_loaded(value: ast.AST, module: Module, body: ast.AST, depth: int = 2) -> bool:
-    """Return whether an expression is made from the epoch of what torch.load has returned."""
-    parts = list(made_from(value, body))
-    calls = [part for part in parts if isinstance(part, ast.Call)]
-    is_key = any(speaks_of(_key_of(part), ("epoch",)) for part in parts)
-    if is_key and any(module.resolve(call.func) == "torch.load" for call in calls):
-        return True
-    called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
-    return depth > 0 and any(
-        _is_loaded(one.value, module, function, depth - 1)
-        for function in module.index.of(ast.FunctionDef)
-        if function.name in called
-        for one in descend(function)
-        if isinstance(one, ast.Return) and one.value is not None and not isinstance(one.value, ast.Tuple)
-    )
-
-
-def begun_again(script: Script) -> Iterator[Verdict]:
-    """Yield samplers that count from 0 again, and orders that are drawn from random numbers that are seeded again."""
-    projection = whole_projection(script)
-    made = {event.ordinal: event for event in projection.in_course("sampler")}
-    for event in projection.in_course("set-epoch"):
-        epochs = _resumed_loop(event)
-        given = event.node.args if isinstance(event.node, ast.Call) else []
-        options = options_of(event.receiver or NONE)
-        numbers = [one.number for one in options if isinstance(one, ExternalObject)]
-        samplers = [made[number] for number in numbers if number in made]
-        if epochs is None or len(given) != 1 or not samplers or not _begins_at_zero(given[0], epochs):
-            continue
-        if any(constant(one.argument("shuffle", 3) or NONE) is False for one in samplers):
-            continue
-        yield Verdict(
-            sentence="after a restart the sampler is told the epochs from 0 again, and draws the orders that it has "
-            "drawn",
-            remedy="Give set_epoch the number of the epoch in the whole training.",
-            locations=event.location,
-            because=("this loop goes on from the epoch of the checkpoint", event.module.head_location(epochs)),
-        )
-    yield from _drawn_again(script, projection)
-
-
-def _drawn_again(script: Script, projection: Projection) -> Iterator[Verdict]:
-    if any(module.calls_by_name.get(name) for module in script.modules for name in _RESTORING):
-        return
-    for event in noted(projection, *_ORDERING):
-        epochs = _resumed_loop(event)
-        if epochs is None or event.argument("generator") is not None:
-            continue
-        seed = _SEEDS[event.name.partition(".")[0]]
-        named = [(m, m.calls_by_name.get(name, ())) for m in script.modules for name in ("seed", "manual_seed")]
-        calls = [(module, call) for module, found in named for call in found]
-        seeded = [(module, call) for module, call in calls if module.resolve(call.func) == seed]
-        inside = set(descend(epochs))
-        if seeded and not any(call in inside for _, call in calls):
-            module, call = seeded[0]
-            yield Verdict(
-                sentence="after a restart the orders of the first epochs are drawn again: each start seeds the random "
-                "numbers, and no checkpoint holds their state",
-                remedy="Seed a generator by the number of the epoch in each epoch, or save and restore the generator's "
-                "state.",
-                locations=event.location,
-                because=("they are seeded here", module.location(call)),
-            )
-
-
-_ORDERING = ("torch.randperm", "random.shuffle", "random.sample", "numpy.random.permutation", "numpy.random.shuffle")
-_SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}
-_RESTORING = ("set_rng_state", "setstate", "set_state", "set_rng_state_all")
-"""Of the random numbers of torch, Python and NumPy."""
-
-
-def _resumed_loop(event: Event) -> ast.For | None:
-    """Return the innermost loop around a call, where its numbers are made from the epoch of a checkpoint."""
-    module, body = event.module, event.module.body_around(event.node)
-    loops = (one for one in module.ancestors(event.node) if isinstance(one, (ast.For, ast.While)))
-    loop = next(loops, None)
-    own = isinstance(loop, ast.For) and module.body_around(loop) is body
-    return loop if isinstance(loop, ast.For) and own and _is_loaded(loop.iter, module, body) else None
-
-
-def _key_of(part: ast.AST) -> str:
-    """Return the key that something is taken by."""
-    if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load):
-        return _text(part.slice)
-    is_get = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("get", "pop")
-    return _text(part.args[0]) if isinstance(part, ast.Call) and is_get and part.args else ""
 
 
 # Parameters that a load replaces while an optimizer holds them.

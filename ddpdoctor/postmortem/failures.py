@@ -120,8 +120,10 @@ def _named(
         more["others"] = tuple(sorted({int(number) for number in re.findall(r"Rank (\d+) is running", text)}))
     elif found.row.event == "nccl" and ("Last error:" in text or not _CLASS_OF_NCCL.search(text)):
         # Torch's words say the class of the error only, and NCCL's own what it was.
-        own_words = statement_of_nccl(text.rpartition("Last error:")[2])
+        own_words = statement_of_nccl(text.rpartition("Last error:")[2].strip())
         more = {**(own_words.fields if own_words else {}), **more}
+        if own_words is not None and own_words.row.event == "lost-peer":
+            return "lost-peer", own_words.row.trouble, more
     if found.row.type and (not kind or found.row.event == "killed-by-kernel" or found.row.type == NO_START):
         more["type"] = found.row.type
     return found.row.event, found.row.trouble, more

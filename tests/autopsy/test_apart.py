@@ -119,3 +119,22 @@ def test_there_are_enough_of_them() -> None:
     names = [log.name.partition(":")[0] for log in quiet_logs()]
     assert names.count("recorded") + names.count("healthy") >= 55
     assert names.count("unrelated") >= 40
+
+
+@pytest.mark.parametrize(
+    ("said", "codes"),
+    [("Socket recv failed while polling for opId=0x200ad80fbbd0", ["DDP702"]), ("Cuda failure 'invalid'", ["DDP701"])],
+)
+def test_what_nccl_said_last_decides_whether_its_error_follows_from_that_of_another_rank(
+    said: str, codes: list[str], tmp_path: Path
+) -> None:
+    of_nccl = (
+        "torch.distributed.DistBackendError: NCCL error in: c10d/ProcessGroupNCCL.cpp:1275, internal error\n"
+        f"ncclInternalError: Internal check failed.\nLast error:\n{said}"
+    )
+    out_of_memory = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.90 GiB"
+    failures = ((of_nccl, 1), (of_nccl, 1), (out_of_memory, 2))
+    text = "".join(RAISED.format(rank=0, script="train.py", line=line, error=error) for error, line in failures)
+    (tmp_path / "job.log").write_text(text.replace("[rank0]: ", ""))
+    found = [finding for finding in autopsy_of(tmp_path / "job.log").findings if finding.severity == "error"]
+    assert [finding.code for finding in found] == codes

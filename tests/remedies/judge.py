@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.registry import CatalogueEntry, read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import read_script
@@ -87,7 +88,7 @@ def printed_remedies(directory: Path) -> Iterator[Printed]:
     """Every remedy that is printed for a case of its own check."""
     for number, (name, case) in enumerate(_cases()):
         if any(mark[3] == name for mark in case.marks):
-            own = [finding.remedy for finding in _findings(case.files, directory / str(number)) if finding.name == name]
+            own = [finding.remedy for finding in _findings(case.files, directory / str(number), name)]
             yield from (Printed(name, case.line, remedy, bool(case.mends)) for remedy in dict.fromkeys(own))
 
 
@@ -112,7 +113,13 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield from ((path.stem.replace("_", "-"), case) for case in cases_of(path))
 
 
-def _findings(files: dict[str, str], directory: Path) -> list[Finding]:
+@cache
+def _entries() -> tuple[CatalogueEntry, ...]:
+    return tuple(entry for entry in read_catalogue().entries if entry.code in READ_IN_SOURCE)
+
+
+def _findings(files: dict[str, str], directory: Path, check: str = "") -> list[Finding]:
+    """Return what all checks find in a case, or one of them."""
     (directory / ".git").mkdir(parents=True)
     for name, text in files.items():
         if name.endswith(".py"):
@@ -120,7 +127,7 @@ def _findings(files: dict[str, str], directory: Path) -> list[Finding]:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
     script = read_script(directory / "train.py")
-    entries = [entry for entry in read_catalogue().entries if entry.code in READ_IN_SOURCE]
+    entries = [entry for entry in _entries() if check in ("", entry.name)]
     return [finding for result in run_checks(entries, script, None, static=True) for finding in result.from_source]
 
 

@@ -123,3 +123,16 @@ def _is_known(module: Module, place: ast.AST, name: ast.expr) -> bool:
 def speaks_of(text: str, words: Iterable[str]) -> bool:
     """Return whether a text holds one of some words in small letters, however it is written itself."""
     return any(word in text.lower() for word in words)
+
+
+def constant_text(node: ast.expr | None) -> str:
+    """Return what a node is that is a string; empty for others."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def key_of(part: ast.AST) -> str:
+    """Return the key that something is taken by."""
+    if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load):
+        return constant_text(part.slice)
+    is_get = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("get", "pop")
+    return constant_text(part.args[0]) if isinstance(part, ast.Call) and is_get and part.args else ""
