@@ -29,6 +29,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Script
 from ddpdoctor.checks.gradients.autograd_grad_bypass import lonely_loads, lonely_steps
+from ddpdoctor.checks.gradients.diverged_replicas import lone_changes
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 
@@ -46,7 +47,9 @@ _ON_EVERY_RANK = "Load it on every rank, with map_location set to the rank's own
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training state that the other ranks never get."""
     projection = whole_projection(script)
-    yield from CHECK.suspected((*lonely_loads(projection), *lonely_steps(projection)), _ON_EVERY_RANK)
+    told = {finding.locations[0] for finding in lone_changes(projection)}  # Of replicas that DDP keeps, as DDP208.
+    steps = (verdict for verdict in lonely_steps(projection) if verdict.locations not in told)
+    yield from CHECK.suspected((*lonely_loads(projection), *steps), _ON_EVERY_RANK)
 
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "loads", _ON_EVERY_RANK)
