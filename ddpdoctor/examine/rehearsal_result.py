@@ -6,7 +6,7 @@ import ast
 import shlex
 import signal
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location, Trouble, rank_list, shown_path, signal_name
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
+from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
@@ -508,11 +509,122 @@ _EXITS = frozenset({"exit", "_exit", "quit"})
 def with_leaving(
     findings: Iterable[Finding], alone: Mapping[str, Mapping[int, tuple[int, ...]]]
 ) -> tuple[Finding, ...]:
-    """Return the findings; one of a rank that left early, of which the source shows no cause, begins with its way out.
+    """Return the findings; one of a rank that left early, of which the source shows no cause, begins with its way out,
+    and one of ranks that parted otherwise ends with the tests that came out differently.
 
     ``alone``: by file the lines that not all ranks ran, with the ranks that did.
     """
-    return tuple(_with_way_out(finding, alone) if _asks(finding) else finding for finding in findings)
+    left = (_with_way_out(finding, alone) if _asks(finding) else finding for finding in findings)
+    return tuple(_with_decisions(finding, alone) if finding.name in _PARTED else finding for finding in left)
+
+
+_PARTED = frozenset({"rank-divergent-collective", "data-dependent-divergence", "hang", "early-exit"})
+_TO_ONE = regex(r"\b(?:send|recv) (?:to|from) ")
+MOST_DECISIONS = 2
+"""Of more the lines do not show which it was."""
+
+
+def _with_decisions(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int, ...]]]) -> Finding:
+    if "source" in finding.basis or _asks(finding):
+        return finding
+    stacks = {
+        fact.rank: [(frame.file, frame.line) for frame in fact.stack]
+        for fact in finding.evidence
+        if fact.rank is not None and fact.stack and _TO_ONE.search(fact.text) is None
+    }
+    asked = [one for file, ran in sorted(alone.items()) for one in _decisions(file, ran)]
+    parting = [*(one for one in asked if _parts(*one, stacks)), *_taken_now(alone, stacks)]
+    # Of one that asks for what another has set, that one is the reason.
+    decisions = {
+        id(one): one
+        for last in parting
+        for one in [other for other in asked if other != last and _set_in(other[0]) & _read_in(last[0].test)] or [last]
+    }
+    if not 0 < len(decisions) <= MOST_DECISIONS:
+        return finding
+    basis = next(iter(finding.basis))
+    facts = tuple(
+        Fact(
+            text=f"`{ast.unparse(node.test)}` came out differently: {rank_list(ranks)} alone ran what stands behind it",
+            basis=basis,
+            location=Location(file=file, line=node.test.lineno),
+        )
+        for node, file, ranks in decisions.values()
+    )
+    tests = " and ".join(f"`{ast.unparse(node.test)}` (line {node.test.lineno})" for node, _, _ in decisions.values())
+    return msgspec.structs.replace(
+        finding,
+        remedy=f"Decide {tests} alike on all ranks: all-reduce or broadcast what it asks, with a barrier before where "
+        "it asks for a file; or let all ranks make these calls whatever it says.",
+        evidence=(*facts, *finding.evidence),
+    )
+
+
+def _parts(node: ast.If, file: str, ranks: tuple[int, ...], stacks: Mapping[int, Sequence[tuple[str, int]]]) -> bool:
+    """Return whether these ranks left a function behind a test, and others wait further down in it."""
+    further, _, _ = _where(node, file, stacks)
+    return bool(further - set(ranks)) and any(map(_leaves, node.body))
+
+
+def _taken_now(
+    files: Iterable[str], stacks: Mapping[int, Sequence[tuple[str, int]]]
+) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
+    """Yield the tests behind which some ranks stand, while others are further down in the function.
+
+    What ranks did in an earlier turn of a loop in the function shows nothing.
+    """
+    for file in sorted(files):
+        tree = tree_of(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.If) and not text_hints_at_ranks(ast.unparse(node.test)):
+                further, inside, looped = _where(node, file, stacks)
+                if inside and further - inside and not looped:
+                    yield node, file, tuple(sorted(inside))
+
+
+def _where(node: ast.If, file: str, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> tuple[set[int], set[int], bool]:
+    """Return the ranks that are further down in the function around a test, those behind it, and whether it is in a
+    loop of the function.
+    """
+    body = range(node.body[0].lineno, (node.body[-1].end_lineno or node.lineno) + 1)
+    tree = tree_of(file)
+    around = [one for one in ast.walk(tree) if _holds(one, node)] if tree is not None else []
+    functions = [one for one in around if isinstance(one, ast.FunctionDef)]
+    last = (functions[-1].end_lineno or 0) if functions else 0
+    end = node.end_lineno or body[-1]
+    further = {rank for rank, stack in stacks.items() for path, line in stack if path == file and end < line <= last}
+    inside = {rank for rank, stack in stacks.items() for path, line in stack if path == file and line in body}
+    looped = any(isinstance(one, (ast.For, ast.While)) and _holds(functions[-1], one) for one in around if functions)
+    return further, inside, looped
+
+
+def _holds(around: ast.AST, node: ast.AST) -> bool:
+    first, last = getattr(around, "lineno", 0), getattr(around, "end_lineno", 0) or 0
+    return around is not node and first <= getattr(node, "lineno", 0) <= last and isinstance(around, ast.stmt)
+
+
+def _decisions(file: str, ran: Mapping[int, tuple[int, ...]]) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
+    """Yield the tests that all ranks asked, not by their number, and behind which only some of them went."""
+    tree = tree_of(file) if ran else None
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.If) or node.test.lineno in ran or text_hints_at_ranks(ast.unparse(node.test)):
+            continue
+        if node.body[0].lineno in ran:
+            yield node, file, ran[node.body[0].lineno]
+
+
+def _set_in(test: ast.If) -> set[str]:
+    """Return what is assigned behind a test, as it is written."""
+    nodes = (node for statement in test.body for node in ast.walk(statement))
+    return {
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _read_in(test: ast.expr) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))}
 
 
 def _asks(finding: Finding) -> bool:

@@ -1,4 +1,4 @@
-"""The statement by which a rank left early, of a run alone."""
+"""The statement by which a rank left early, and the test at which ranks parted, of a run alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.examine.rehearsal_result import with_leaving
-from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
+from tests.check_command import check
 
 SCRIPT = """\
 import sys
@@ -67,3 +68,119 @@ def test_what_several_ranks_ran_or_the_source_explains_or_nobody_knows_is_left_a
         (left(ranks=(0, 1)), whose),
     ):
         assert with_leaving([finding], alone) == (finding,)
+
+
+PARTING = """\
+import os
+
+
+class Job:
+    def save(self, folder):
+        if os.path.exists(folder):
+            self.best = folder
+
+    def step(self):
+        overflow = self.overflows()
+        if overflow:
+            return
+        self.reduce()
+
+    def train(self):
+        self.step()
+        if self.best is not None:
+            self.load()
+        self.evaluate()
+"""
+
+
+def parted(file: str, stacks: dict[int, tuple[int, ...]], text: str = "calls barrier") -> Finding:
+    facts = tuple(
+        Fact(text=f"rank {rank} {text}", basis="rehearsal", rank=rank, stack=tuple(Frame(file, line) for line in lines))
+        for rank, lines in stacks.items()
+    )
+    return Finding(
+        code="DDP301",
+        name="rank-divergent-collective",
+        trouble="rank-branch",
+        severity=Severity.ERROR,
+        title="the ranks diverge",
+        ranks=(0, 1),
+        locations=(Location(file=file, line=18),),
+        basis=frozenset({"rehearsal"}),
+        evidence=facts,
+        remedy="make every rank call it",
+    )
+
+
+def test_the_test_at_which_ranks_parted_is_named_and_what_set_what_it_asks_before_it(tmp_path: Path) -> None:
+    script = str(tmp_path / "train.py")
+    Path(script).write_text(PARTING, encoding="utf-8")
+    cases: tuple[tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]], int], ...] = (
+        ({0: (18,), 1: (19,)}, {}, 17),
+        ({0: (18,), 1: (19,)}, {7: (0,)}, 6),
+        ({0: (13, 16), 1: (19,)}, {12: (1,)}, 11),
+    )
+    for stacks, alone, line in cases:
+        (finding,) = with_leaving([parted(script, stacks)], {script: alone})
+        told = finding.evidence[0].location
+        assert told is not None
+        assert (told.line, f"(line {line}) alike on all ranks" in finding.remedy) == (line, True)
+
+
+def test_a_test_that_the_other_ranks_have_not_come_to_yet_is_not_blamed(tmp_path: Path) -> None:
+    script = str(tmp_path / "train.py")
+    Path(script).write_text(PARTING, encoding="utf-8")
+    cases: tuple[tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]], str], ...] = (
+        ({0: (18,), 1: (16,)}, {}, "calls barrier"),
+        ({0: (13, 16), 1: (19,)}, {}, "calls barrier"),
+        ({0: (13, 16), 1: (19,)}, {12: (1,)}, "calls recv from rank 1"),
+        ({0: (19,), 1: (19,)}, {7: (0,)}, "calls barrier"),
+    )
+    for stacks, alone, text in cases:
+        finding = parted(script, stacks, text)
+        assert with_leaving([finding], {script: alone}) == (finding,)
+
+
+UNREAD = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Scaled:
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.inner = torch.optim.SGD(self.parameters, 0.1)
+
+    def overflows(self):
+        return any(not torch.isfinite(one.grad.half()).all() for one in self.parameters)
+
+    def step(self):
+        overflow = self.overflows()
+        if overflow:
+            return False
+        for one in self.parameters:
+            dist.all_reduce(one.grad)
+        self.inner.step()
+        return True
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = nn.Linear(8, 1)
+optimizer = Scaled(model.parameters())
+for step in range(8):
+    optimizer.inner.zero_grad()
+    scale = 1e9 if step == 2 and torch.initial_seed() else 1.0
+    (model(torch.randn(4, 8)).square().mean() * scale).backward()
+    optimizer.step()
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_leave_a_function_by_what_they_alone_have_seen_show_the_test(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNREAD, encoding="utf-8")
+    _, report = check("train.py", cwd=tmp_path)
+    (finding,) = [one for one in report["findings"] if one["severity"] == "error"]
+    assert "`overflow` (line 18) alike on all ranks" in finding["remedy"]
