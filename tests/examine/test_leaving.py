@@ -165,17 +165,21 @@ class Scaled:
         return True
 
 
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-model = nn.Linear(8, 1)
-optimizer = Scaled(model.parameters())
-for step in range(8):
-    optimizer.inner.zero_grad()
-    scale = 1e9 if step == 2 and torch.initial_seed() else 1.0
-    (model(torch.randn(4, 8)).square().mean() * scale).backward()
-    optimizer.step()
-    dist.barrier()
-dist.destroy_process_group()
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(8, 1)
+    optimizer = Scaled(model.parameters())
+    for step, x in enumerate(torch.utils.data.DataLoader(torch.randn(32, 8), 4)):
+        optimizer.inner.zero_grad()
+        scale = 1e9 if step == 2 and torch.initial_seed() else 1.0
+        (model(x).square().mean() * scale).backward()
+        optimizer.step()
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
 """
 
 
