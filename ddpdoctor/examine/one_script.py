@@ -546,10 +546,10 @@ def conclude(
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))
     kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
-    if reached is not None:
+    if seen:
         from ddpdoctor.examine.rehearsal_result import with_leaving
 
-        kept = with_leaving(kept, reached.alone)
+        kept = with_leaving(kept, {} if reached is None else reached.alone)
     findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone

@@ -17,7 +17,7 @@ from ddpdoctor.examine.another_try import USAGE
 from ddpdoctor.examine.missing_modules import ELSEWHERE, lacking_packages, module_hint
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
-from ddpdoctor.finding import Fact, Finding, Location, Trouble, rank_list, shown_path, signal_name
+from ddpdoctor.finding import Fact, Finding, Location, Trouble, in_user_code, rank_list, shown_path, signal_name
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
@@ -528,12 +528,12 @@ def _with_decisions(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int
     if "source" in finding.basis or _asks(finding):
         return finding
     stacks = {
-        fact.rank: [(frame.file, frame.line) for frame in fact.stack]
+        fact.rank: [(frame.file, frame.line) for frame in fact.stack if in_user_code(frame.file)]
         for fact in finding.evidence
         if fact.rank is not None and fact.stack and _TO_ONE.search(fact.text) is None
     }
     asked = [one for file, ran in sorted(alone.items()) for one in _decisions(file, ran)]
-    parting = [*(one for one in asked if _parts(*one, stacks)), *_taken_now(alone, stacks)]
+    parting = [*(one for one in asked if _parts(*one, stacks)), *_taken_now(stacks)]
     # Of one that asks for what another has set, that one is the reason.
     decisions = {
         id(one): one
@@ -566,14 +566,12 @@ def _parts(node: ast.If, file: str, ranks: tuple[int, ...], stacks: Mapping[int,
     return bool(further - set(ranks)) and any(map(_leaves, node.body))
 
 
-def _taken_now(
-    files: Iterable[str], stacks: Mapping[int, Sequence[tuple[str, int]]]
-) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
+def _taken_now(stacks: Mapping[int, Sequence[tuple[str, int]]]) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
     """Yield the tests behind which some ranks stand, while others are further down in the function.
 
     What ranks did in an earlier turn of a loop in the function shows nothing.
     """
-    for file in sorted(files):
+    for file in sorted({file for stack in stacks.values() for file, _ in stack}):
         tree = tree_of(file)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.If) and not text_hints_at_ranks(ast.unparse(node.test)):

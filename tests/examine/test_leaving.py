@@ -147,44 +147,36 @@ import torch.distributed as dist
 from torch import nn
 
 
-class Scaled:
-    def __init__(self, parameters):
-        self.parameters = list(parameters)
-        self.inner = torch.optim.SGD(self.parameters, 0.1)
+class Job:
+    def __init__(self):
+        self.model = nn.Linear(8, 1)
+        self.best = None
 
-    def overflows(self):
-        return any(not torch.isfinite(one.grad.half()).all() for one in self.parameters)
+    def train(self):
+        self.best = vars(self)["seen"].get("best")
+        if self.best is not None:
+            self.load()
+        return self.evaluate()
 
-    def step(self):
-        overflow = self.overflows()
-        if overflow:
-            return False
-        for one in self.parameters:
-            dist.all_reduce(one.grad)
-        self.inner.step()
-        return True
-
-
-def main():
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
-    model = nn.Linear(8, 1)
-    optimizer = Scaled(model.parameters())
-    for step, x in enumerate(torch.utils.data.DataLoader(torch.randn(32, 8), 4)):
-        optimizer.inner.zero_grad()
-        scale = 1e9 if step == 2 and torch.initial_seed() else 1.0
-        (model(x).square().mean() * scale).backward()
-        optimizer.step()
+    def load(self):
         dist.barrier()
-    dist.destroy_process_group()
+
+    def evaluate(self):
+        total = torch.zeros(2)
+        dist.all_reduce(total)
+        return total
 
 
-main()
+dist.init_process_group("gloo")
+job = Job()
+job.seen = {"best": "best.pt"} if torch.randn(1, generator=torch.Generator().manual_seed(dist.get_rank())) > 1.0 else {}
+job.train()
+dist.destroy_process_group()
 """
 
 
-def test_ranks_that_leave_a_function_by_what_they_alone_have_seen_show_the_test(tmp_path: Path) -> None:
+def test_ranks_that_part_by_what_they_alone_have_seen_show_the_test(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNREAD, encoding="utf-8")
     _, report = check("train.py", cwd=tmp_path)
     (finding,) = [one for one in report["findings"] if one["severity"] == "error"]
-    assert "`overflow` (line 18) alike on all ranks" in finding["remedy"]
+    assert "`self.best is not None` (line 14) alike on all ranks" in finding["remedy"]
