@@ -53,10 +53,16 @@ _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
 _SHOWN_BY_EFFECTS = frozenset(
-    {"forward-bypasses-ddp", "diverged-replicas", "module-changed-after-wrap", "misplaced-no-sync"}
+    {
+        "forward-bypasses-ddp",
+        "diverged-replicas",
+        "module-changed-after-wrap",
+        "misplaced-no-sync",
+        "unlike-one-process",
+    }
 )
 """Checks of which the run sees what comes of it: a backward that averages nothing, parameters that differ, a wrap that
-does not know some. The source shows the line that does it.
+does not know some, gradients that are a multiple. The source shows the line that does it.
 """
 _COMES_OF = {("module-changed-after-wrap", "unused-parameters")}
 """Checks of the source and of the run: the parameters of a module that was replaced get no gradient any more."""
@@ -172,7 +178,7 @@ def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
     same = [cause for cause in causes if cause.code == seen.code or (cause.name, seen.name) in _COMES_OF]
-    if len(same) == 1 and same[0].name in _SHOWN_BY_EFFECTS and not seen.stress:
+    if len({one.title for one in same}) == 1 and same[0].name in _SHOWN_BY_EFFECTS and not seen.stress:
         return same[0]
     if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
         return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".
@@ -192,7 +198,7 @@ def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
 def _is_echo(one: Finding, lead: Finding, seen: Finding) -> bool:
     """Return whether one move mends both: the same check's calls under one condition, or a call and its caller."""
     if one.trouble not in SUSPECTED:
-        return False
+        return lead.name in _SHOWN_BY_EFFECTS and (one.code, one.title) == (lead.code, lead.title)
     stacks = (_stack_places(seen, fact) for fact in seen.evidence)
     if any(_overlap(one.locations[:1], stack) and _overlap(lead.locations[:1], stack) for stack in stacks):
         return True
@@ -280,7 +286,7 @@ def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:
         severity=worst,
         locations=_joined_locations(seen, suspicion, closer),
         basis=seen.basis | suspicion.basis,
-        evidence=(*seen.evidence, *(suspicion.evidence or (stated,))),
+        evidence=(*seen.evidence, *(one for one in suspicion.evidence or (stated,) if one not in seen.evidence)),
     )
 
 

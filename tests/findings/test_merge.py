@@ -62,7 +62,13 @@ def test_a_divergence_that_the_source_explains_is_told_as_the_source_tells_it_wi
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), [("forward-bypasses-ddp", 14), ("diverged-replicas", 14), ("missing-distributed-sampler", 12)]
+    ("name", "first"),
+    [
+        ("forward-bypasses-ddp", 14),
+        ("diverged-replicas", 14),
+        ("unlike-one-process", 14),
+        ("missing-distributed-sampler", 12),
+    ],
 )
 def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(name: str, first: int) -> None:
     code = "DDP208"
@@ -73,6 +79,19 @@ def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(name: st
     if first == 14:
         assert (merged.title, merged.remedy) == ("rank 0 alone lowers it", "Lower it everywhere.")
         assert merged.evidence[0].text == "they differ"
+
+
+@pytest.mark.parametrize(("said", "leads"), [("divided by a count of all", True), ("another cause", False)])
+def test_several_lines_of_one_cause_lead_together_and_several_causes_do_not(said: str, leads: bool) -> None:
+    name, title, facts = "unlike-one-process", "divided by a count of all", (_fact(12),)
+    causes = [
+        finding("DDP223", name, Severity.WARNING, at(14), title=title, remedy="Multiply it.", evidence=facts),
+        finding("DDP223", name, Severity.WARNING, at(15), title=said, remedy="Multiply it.", evidence=facts),
+    ]
+    effect = finding("DDP223", name, Severity.WARNING, at(12), basis="rehearsal", title="0.50 ×", remedy="Look for it.")
+    merged = merge(causes, [effect])
+    assert [one.remedy for one in merged] == ["Multiply it." if leads else "Look for it."]
+    assert merged[0].locations == ((at(14), at(12), at(15)) if leads else (at(12), at(14), at(15)))
 
 
 def test_parameters_of_a_replaced_module_that_get_no_gradient_are_told_as_the_replacement() -> None:
