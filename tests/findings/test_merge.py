@@ -88,7 +88,9 @@ def test_several_lines_of_one_cause_lead_together_and_several_causes_do_not(said
         finding("DDP223", name, Severity.WARNING, at(14), title=title, remedy="Multiply it.", evidence=facts),
         finding("DDP223", name, Severity.WARNING, at(15), title=said, remedy="Multiply it.", evidence=facts),
     ]
-    effect = finding("DDP223", name, Severity.WARNING, at(12), basis="rehearsal", title="0.50 ×", remedy="Look for it.")
+    effect = finding(
+        "DDP223", name, Severity.WARNING, at(12), basis="rehearsal", title="half of it", remedy="Look for it."
+    )
     merged = merge(causes, [effect])
     assert [one.remedy for one in merged] == ["Multiply it." if leads else "Look for it."]
     assert merged[0].locations == ((at(14), at(12), at(15)) if leads else (at(12), at(14), at(15)))
