@@ -574,7 +574,9 @@ def _cause(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) ->
 
 
 def _writers(record: RunRecord, moment: ReplicaStep) -> tuple[int, ...]:
-    """Return the ranks on which parameters changed between the step before and this one, other than by an optimizer."""
-    at = moment.optimizer, moment.ordinal - 1, moment.wrap
-    rows = [one for one in record.written_between if (one.optimizer, one.step, one.wrap) == at]
+    """Return the ranks on which parameters changed right before or after a step, other than by an optimizer."""
+    of_these = [one for one in record.written_between if (one.optimizer, one.wrap) == (moment.optimizer, moment.wrap)]
+    rows = [one for one in of_these if one.step == moment.ordinal - 1] or [
+        one for one in of_these if one.step == moment.ordinal
+    ]
     return tuple(sorted({one.rank for one in rows if set(one.names) & set(moment.unequal)}))

@@ -60,3 +60,45 @@ def test_the_ranks_that_change_parameters_beside_the_optimizer_are_named(tmp_pat
     assert facts[0].startswith("the parameters of Linear differ between ranks 0 and 1 after step 4"), facts
     assert any(fact.startswith("between steps 3 and 4 the parameters change on rank 1 only") for fact in facts)
     assert finding["remedy"] == "Change them on every rank: move it out of `if rank == 1 and step == 2`."
+
+
+PRUNED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 4, sampler=sampler)
+model = DistributedDataParallel(nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scores = torch.zeros(1, 8)
+
+
+def collect(grad):
+    scores.add_(grad.abs())
+
+
+model.module.weight.register_hook(collect)
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for (inputs,) in loader:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        if epoch > 1:
+            with torch.no_grad():
+                model.module.weight.mul_(scores > scores.median())
+dist.destroy_process_group()
+"""
+
+
+def test_what_ranks_do_to_parameters_only_later_is_found_in_a_later_look(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRUNED, encoding="utf-8")
+    (finding,) = check(tmp_path / "train.py", select=["DDP208"])["findings"]
+    assert finding["title"].startswith("the parameters of Linear differ between ranks 0 and 1 after step 10 of")
+    assert finding["remedy"].startswith("What changes parameters beside the optimizer")

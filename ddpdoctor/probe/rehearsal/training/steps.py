@@ -391,7 +391,8 @@ def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
 # Digests of gradients and parameters around the first optimizer steps, so that the ranks' replicas can be compared.
 
 STEPS_DIGESTED = 6
-"""Steps of an optimizer around which is looked."""
+"""First steps of an optimizer around which is looked; later around two after every six, and around each before which
+parameters were changed in place since the last."""
 LOOKS = 32
 """Looks of a process in all."""
 MOST_TENSORS = 512
@@ -401,6 +402,15 @@ MOST_BYTES = 1 << 25
 
 Named = list[tuple[int, str, Any]]
 """Wrap (-1 for a parameter of no wrapped module), name, parameter."""
+
+
+def _changes_of(optimizer: Any) -> dict[int, int]:
+    """Return how often each parameter of an optimizer was changed in place; tensors of inference have no count."""
+    return {id(one): one._version for one in parameters_of(optimizer) if not one.is_inference()}
+
+
+def _is_looked_at(ordinal: int) -> bool:
+    return ordinal < STEPS_DIGESTED or ordinal % (STEPS_DIGESTED + 2) >= STEPS_DIGESTED
 
 
 class Replicas:
@@ -415,11 +425,20 @@ class Replicas:
         """How often parameters that want no gradient had been changed at the first look, by their identity."""
         self._left: dict[int, dict[int, dict[str, str]]] = {}
         """Digests of the parameters as the newest step of an optimizer left them, by its number and wrap."""
+        self._counts: dict[int, dict[int, int]] = {}
+        """How often its parameters had been changed by then, by the number of an optimizer and their identity."""
+        self._looking: set[int] = set()
+        """Optimizers of which the present step is looked at."""
 
     def before_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the gradients that the step will use, and the parameters before the first of them."""
-        if ordinal >= STEPS_DIGESTED or self._looks >= LOOKS:
+        counts = self._counts.pop(number, {})
+        written = bool(counts) and counts != _changes_of(optimizer)
+        self._looking.discard(number)
+        if not (_is_looked_at(ordinal) or written) or self._looks >= LOOKS:
+            self._left.pop(number, None)
             return
+        self._looking.add(number)
         self._looks += 1
         named = self._parameters(optimizer)
         with_gradient = [(wrap, name, p.grad) for wrap, name, p in named if p.grad is not None]
@@ -427,11 +446,16 @@ class Replicas:
         if ordinal == 0:
             self._write("parameter_digests", number, 0, named)
             self._note_origins(number, [(name, parameter) for wrap, name, parameter in named if wrap == -1])
+        changed: dict[int, list[str]] = {}
         for wrap, left in self._left.pop(number, {}).items():
             now = self._digests(named).get(wrap, {})
-            changed = [name for name, digest in left.items() if now.get(name, digest) != digest]
-            if changed:
-                self._journal.event("written_between", optimizer=number, step=ordinal, wrap=wrap, names=changed)
+            changed[wrap] = [name for name, digest in left.items() if now.get(name, digest) != digest]
+        for wrap, name, parameter in named if written and not changed else ():
+            if counts.get(id(parameter), -1) not in (-1, parameter._version):
+                changed.setdefault(wrap, []).append(name)
+        for wrap, names in changed.items():
+            if names:
+                self._journal.event("written_between", optimizer=number, step=ordinal, wrap=wrap, names=names)
 
     def _note_origins(self, number: int, named: list[tuple[str, Any]]) -> None:
         """Note what is in no wrapped module, by the call chains that made it: nothing else has its names."""
@@ -444,7 +468,8 @@ class Replicas:
 
     def after_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the parameters that the step has made."""
-        if ordinal < STEPS_DIGESTED and self._looks <= LOOKS:
+        self._counts[number] = _changes_of(optimizer)
+        if number in self._looking:
             self._left[number] = self._write("parameter_digests", number, ordinal + 1, self._parameters(optimizer))
 
     def scope_of(self, optimizer: Any) -> tuple[list[int], int]:
