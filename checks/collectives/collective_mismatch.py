@@ -171,18 +171,22 @@ def _of_buffers(record: RunRecord, divergence: Divergence) -> str:
     origins = {turn.signature.origin for turn in divergence.turns if turn.signature is not None}
     if divergence.difference != "number of elements" or origins != {"ddp-forward"}:
         return ""
+    if len({(state.rank, state.wrap) for state in record.buffers}) > len({state.rank for state in record.buffers}):
+        return ""  # Whose buffers these are is not known.
     newest: dict[int, BufferState] = {state.rank: state for state in record.buffers}
     states = [newest[turn.rank].digests for turn in divergence.turns if turn.rank in newest]
     apart = [
         name for name in dict.fromkeys(name for one in states for name in one) if len({*map(_of(name), states)}) > 1
     ]
+    # Digests are of values, and those of the first forward are as large: the constructor of DDP compares their sizes.
     made = {name for state in record.buffers if state.forward == 0 for name in state.digests}
-    names = [name for name in apart if name not in made] or apart  # Those of a constructor are mostly as large.
+    names = [name for name in apart if name not in made]
     rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     whose = f"{', '.join(names[:MOST_NAMED])}{rest} {'is' if len(names) == 1 else 'are'}" if names else "one of them is"
     return (
-        f"DDP hands the buffers of rank 0 on before each forward, and {whose} not the same on all ranks: make buffers "
-        "as large on every rank, keep what grows with the batch as a plain attribute, or pass broadcast_buffers=False."
+        f"DDP hands the buffers of rank 0 on before each forward, and {whose} not the same on all ranks: give every "
+        "buffer the same size on every rank, keep what grows with the batch as a plain attribute, or pass "
+        "broadcast_buffers=False."
     )
 
 

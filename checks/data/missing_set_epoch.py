@@ -39,7 +39,8 @@ from ddpdoctor.check import Check, Script, TooLittleEvidence
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body, fix_of
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.attributes import class_attribute
+from ddpdoctor.source.interpreter.attributes import class_attribute, family
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
@@ -55,7 +56,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings, loop_of_epochs, samplers_of
-from ddpdoctor.source.script.module import Module, Scope, descend, last_name
+from ddpdoctor.source.script.module import Module, Scope, descend, last_name, made_from
 
 # The fix of a sampler that is never told the epoch.
 
@@ -164,8 +165,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
     for sampler, loader, loop in own_forgotten(whole_projection(script)):
         yield CHECK.finding(
-            f"the order that `{sampler.cls.node.name}` draws follows the epoch that it is told, and nothing tells it "
-            "one: every epoch has the same",
+            f"the order that `{sampler.cls.node.name}` draws is seeded by the epoch that it is told, and nothing tells "
+            "it one: every epoch uses the same order",
             remedy="Call its set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=loader.location,
             because=("this loop iterates over the loader several times", loop.module.head_location(loop.node)),
@@ -366,8 +367,38 @@ def own_forgotten(projection: Projection) -> Iterator[tuple[Instance, Event, Loo
             around = (node for node in descend(sampler.cls.node) if isinstance(node, ast.FunctionDef))
             others = [node for node in around if node.name not in ("__init__", "set_epoch")]
             kept = read - {name for node in others for name in _attributes(node, ast.Store)}
-            if kept and not _unread_reader(projection, loop, {feeding.loader.ordinal}):
+            seeded = {
+                name for name in kept if _seeds(turns.node, name) and not _is_set_elsewhere(machine, sampler, name)
+            }
+            if seeded and not _unread_reader(projection, loop, {feeding.loader.ordinal}):
                 yield sampler, feeding.loader, loop
+
+
+_SEEDED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
+_SETTING = ("setattr", "__setattr__", "vars")
+
+
+def _seeds(function: ast.AST, name: str) -> bool:
+    """Return whether a method seeds random numbers by an attribute of its object."""
+    calls = (node for node in descend(function) if isinstance(node, ast.Call) and last_name(node.func) in _SEEDED)
+    parts = (part for call in calls for given in call.args for part in made_from(given, function))
+    return any(isinstance(part, ast.Attribute) and ast.unparse(part) == f"self.{name}" for part in parts)
+
+
+def _is_set_elsewhere(machine: Machine, sampler: Instance, name: str) -> bool:
+    """Return whether anything but the class of a sampler may set an attribute of it."""
+    inside = set(descend(sampler.cls.node))
+    bases = {one.node.name for one in family(machine, sampler.cls)}
+    for module in machine.script.modules:
+        if any(module.calls_by_name.get(one) for one in _SETTING) or "__dict__" in module.text:
+            return True
+        for node in module.index.of(ast.Attribute):
+            if node.attr != name or isinstance(node.ctx, ast.Load) or node in inside:
+                continue
+            owner = next((one for one in module.ancestors(node) if isinstance(one, ast.ClassDef)), None)
+            if owner is None or ast.unparse(node.value) != "self" or owner.name in bases:
+                return True
+    return False
 
 
 def _all_are_known(projection: Projection) -> bool:
@@ -381,6 +412,8 @@ def _all_are_known(projection: Projection) -> bool:
         for call in module.calls_by_name.get("set_epoch", ()):
             around = next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
             owner = module.parents.get(around) if around is not None else None
+            if any(isinstance(one, ast.Lambda) for one in module.ancestors(call)):
+                return False
             if call in walked or around in projection.machine.visited:
                 continue  # Of a function that was followed what was not come to is behind a test that fails.
             if around is None or not isinstance(owner, ast.ClassDef) or owner.bases:

@@ -215,14 +215,34 @@ def parts_of_own_orders(projection: Projection) -> Iterator[tuple[Placed, Part]]
         dataset, workers = feeding.loader.argument("dataset", 0), feeding.loader.argument("num_workers", 5)
         if not isinstance(dataset, Instance) or not feeding.certain:
             continue
-        if workers is not None and constant(workers) != 0 and not differs(state_of(machine, TORCHS)):
+        begun = [feeding.loader.named.get(name, NONE) for name in ("worker_init_fn", "generator")]
+        aside = workers is not None and constant(workers) != 0
+        if aside and (any(one != NONE for one in begun) or not differs(state_of(machine, TORCHS))):
             continue
         taken = (machine.parts[number] for number in part_tags(item_aside(machine, dataset)))
         for part, number in ((one, number) for one in taken for number in sorted(one.orders)):
             order, state = machine.draws_aside.get(number, (part, NONE))
-            if differs(state) and order.node not in seen:
+            if differs(state) and order.node not in seen and _orders_items(order):
                 seen.add(order.node)
                 yield order, part
+
+
+def _orders_items(draw: Placed) -> bool:
+    """Return whether a stream gives its items in the order that is drawn: not one item in an order of its own."""
+    body, call = draw.module.body_around(draw.node), draw.node
+    if not isinstance(call, ast.Call):
+        return False
+    in_place = {ast.unparse(one) for one in call.args[:1]} if last_name(call.func) == "shuffle" else set()
+    given: list[ast.expr] = []
+    for node in descend(body):
+        if isinstance(node, ast.YieldFrom):
+            given.append(node.value)
+        elif isinstance(node, ast.For) and any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in descend(node)):
+            given.append(node.iter)
+        elif isinstance(node, ast.Return) and node.value is not None and getattr(body, "name", "") == "__iter__":
+            given.append(node.value)
+    parts = (part for one in given for part in made_from(one, body))
+    return any(part is call or (isinstance(part, ast.expr) and ast.unparse(part) in in_place) for part in parts)
 
 
 def unshared_draw(projection: Projection, event: Event) -> Draw | None:

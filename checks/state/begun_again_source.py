@@ -88,13 +88,17 @@ def begun_again(script: Script) -> Iterator[Verdict]:
 def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
     """Yield samplers that are told the count of an object which nothing restores beside the epoch of the training."""
     resumed = next(_resumed_counters(script), None)
-    if resumed is None:
+    if resumed is None or any(_may_set_by_name(module) for module in script.modules):
         return
+    made = {event.ordinal: event for event in projection.in_course("sampler")}
     for event in projection.in_course("set-epoch"):
         given = event.node.args[:1] if isinstance(event.node, ast.Call) else []
         owner = next((one for one in event.module.ancestors(event.node) if isinstance(one, ast.ClassDef)), None)
         name = given[0].attr if given and isinstance(given[0], ast.Attribute) else ""
         if owner is None or not name or ast.unparse(given[0]) != f"self.{name}":
+            continue
+        told = [made.get(getattr(option, "number", 0)) for option in options_of(event.receiver or NONE)]
+        if any(one is None or constant(one.argument("shuffle", 3) or NONE) is False for one in told):
             continue
         begun = _begun_at_zero(event.module, owner, name)
         # Whatever else sets an attribute of that name, in any module, may be what restores it.
@@ -105,7 +109,8 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
             if node.attr == name and isinstance(node.ctx, ast.Store)
         )
         alone = all(module is event.module and node in set(descend(owner)) for module, node in others)
-        if begun is None or not alone or any(f'"{name}"' in module.text for module in script.modules):
+        keys = (f'"{name}"', f"'{name}'")
+        if begun is None or not alone or any(key in module.text for key in keys for module in script.modules):
             continue
         module, loop = resumed
         yield Verdict(
@@ -120,8 +125,12 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
         )
 
 
+def _may_set_by_name(module: Module) -> bool:
+    return any(module.calls_by_name.get(name) for name in ("setattr", "vars")) or "__dict__" in module.text
+
+
 def _begun_at_zero(module: Module, owner: ast.ClassDef, name: str) -> ast.Assign | None:
-    """Return where an attribute is set to 0, the only time that anything but counting changes it."""
+    """Return where an attribute is set to 0, if all else that changes it counts by 1 and loads nothing."""
     changes = [
         statement
         for statement in (*module.index.within(owner, ast.Assign), *module.index.within(owner, ast.AugAssign))
@@ -131,9 +140,20 @@ def _begun_at_zero(module: Module, owner: ast.ClassDef, name: str) -> ast.Assign
         )
     ]
     begun = [one for one in changes if isinstance(one, ast.Assign)]
-    counts = len(changes) > len(begun) == 1
+    counted = [one for one in changes if isinstance(one, ast.AugAssign)]
+    if not all(_counts_turns(module, one) for one in counted):
+        return None
+    counts = bool(counted) and len(begun) == 1
     zero = counts and isinstance(begun[0].value, ast.Constant) and begun[0].value.value == 0
     return begun[0] if zero else None
+
+
+def _counts_turns(module: Module, change: ast.AugAssign) -> bool:
+    """Return whether a change adds 1, in a function that loads nothing."""
+    by_one = isinstance(change.op, ast.Add) and isinstance(change.value, ast.Constant) and change.value.value == 1
+    around = module.body_around(change)
+    calls = (node for node in descend(around) if isinstance(node, ast.Call))
+    return by_one and not any("load" in last_name(call.func).split("_") for call in calls)
 
 
 def _resumed_counters(script: Script) -> Iterator[tuple[Module, ast.For]]:

@@ -7,7 +7,7 @@ import shlex
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -522,6 +522,33 @@ _PARTED = frozenset({"rank-divergent-collective", "data-dependent-divergence", "
 _TO_ONE = regex(r"\b(?:send|recv) (?:to|from) ")
 MOST_DECISIONS = 2
 """Of more the lines do not show which it was."""
+LONGEST_TEST = 60
+_Stacks = Mapping[int, Sequence[tuple[str, int]]]
+
+
+class _Test(NamedTuple):
+    """An ``if`` of a script, not by the rank's number, and the function that it stands in."""
+
+    node: ast.If
+    file: str
+    function: range
+    """Its lines."""
+    body: range
+    branches: tuple[range, ...]
+    """Lines of the function that are behind other tests or in loops."""
+    looped: bool
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.file, self.node.lineno, self.node.col_offset
+
+    @property
+    def text(self) -> str:
+        text = ast.unparse(self.node.test)
+        return text if len(text) <= LONGEST_TEST else f"{text[:LONGEST_TEST]}…"
+
+
+_Decisions = dict[tuple[str, int, int], tuple[_Test, tuple[int, ...]]]
 
 
 def _with_decisions(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int, ...]]]) -> Finding:
@@ -532,97 +559,106 @@ def _with_decisions(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int
         for fact in finding.evidence
         if fact.rank is not None and fact.stack and _TO_ONE.search(fact.text) is None
     }
-    asked = [one for file, ran in sorted(alone.items()) for one in _decisions(file, ran)]
-    parting = [*(one for one in asked if _parts(*one, stacks)), *_taken_now(stacks)]
+    asked: _Decisions = {}
+    parting: _Decisions = {}
+    for file in sorted({*alone, *(file for stack in stacks.values() for file, _ in stack)}) if stacks else ():
+        tree, ran = tree_of(file), alone.get(file, {})
+        loops = tree is None or _is_in_loop(tree, file, stacks)
+        for test in _tests_of(file, tree) if tree is not None else ():
+            if test.node.test.lineno not in ran and test.body.start in ran:
+                asked[test.key] = test, ran[test.body.start]
+            ranks = _left_there(test, ran, stacks) or (() if loops else _stand_there(test, stacks))
+            if ranks:
+                parting[test.key] = test, ranks
     # Of one that asks for what another has set, that one is the reason.
-    decisions = {
-        id(one): one
-        for last in parting
-        for one in [other for other in asked if other != last and _set_in(other[0]) & _read_in(last[0].test)] or [last]
-    }
+    decisions: _Decisions = {}
+    for key, (last, ranks) in parting.items():
+        reasons = {one: found for one, found in asked.items() if one != key and _sets_for(found[0], last)}
+        decisions |= reasons or {key: (last, ranks)}
     if not 0 < len(decisions) <= MOST_DECISIONS:
         return finding
-    basis = next(iter(finding.basis))
     facts = tuple(
         Fact(
-            text=f"`{ast.unparse(node.test)}` came out differently: {rank_list(ranks)} alone ran what stands behind it",
-            basis=basis,
-            location=Location(file=file, line=node.test.lineno),
+            text=f"`{test.text}` came out differently: {rank_list(ranks)} alone ran what stands behind it",
+            basis=min(finding.basis),
+            location=Location(file=test.file, line=test.node.test.lineno),
         )
-        for node, file, ranks in decisions.values()
+        for test, ranks in decisions.values()
     )
-    tests = " and ".join(f"`{ast.unparse(node.test)}` (line {node.test.lineno})" for node, _, _ in decisions.values())
+    named = " and ".join(f"`{test.text}` (line {test.node.test.lineno})" for test, _ in decisions.values())
     return msgspec.structs.replace(
         finding,
-        remedy=f"Decide {tests} alike on all ranks: all-reduce or broadcast what it asks, with a barrier before where "
-        "it asks for a file; or let all ranks make these calls whatever it says.",
+        remedy=f"Let all ranks decide {named} alike: broadcast or all-reduce its value (for a file, with a barrier "
+        "before the test), or move these calls out of the `if`.",
         evidence=(*facts, *finding.evidence),
     )
 
 
-def _parts(node: ast.If, file: str, ranks: tuple[int, ...], stacks: Mapping[int, Sequence[tuple[str, int]]]) -> bool:
-    """Return whether these ranks left a function behind a test, and others wait further down in it."""
-    further, _, _ = _where(node, file, stacks)
-    return bool(further - set(ranks)) and any(map(_leaves, node.body))
-
-
-def _taken_now(stacks: Mapping[int, Sequence[tuple[str, int]]]) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
-    """Yield the tests behind which some ranks stand, while others are further down in the function.
-
-    What ranks did in an earlier turn of a loop in the function shows nothing.
-    """
-    for file in sorted({file for stack in stacks.values() for file, _ in stack}):
-        tree = tree_of(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.If) and not text_hints_at_ranks(ast.unparse(node.test)):
-                further, inside, looped = _where(node, file, stacks)
-                if inside and further - inside and not looped:
-                    yield node, file, tuple(sorted(inside))
-
-
-def _where(node: ast.If, file: str, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> tuple[set[int], set[int], bool]:
-    """Return the ranks that are further down in the function around a test, those behind it, and whether it is in a
-    loop of the function.
-    """
-    body = range(node.body[0].lineno, (node.body[-1].end_lineno or node.lineno) + 1)
-    tree = tree_of(file)
-    around = [one for one in ast.walk(tree) if _holds(one, node)] if tree is not None else []
-    functions = [one for one in around if isinstance(one, ast.FunctionDef)]
-    last = (functions[-1].end_lineno or 0) if functions else 0
-    end = node.end_lineno or body[-1]
-    further = {rank for rank, stack in stacks.items() for path, line in stack if path == file and end < line <= last}
-    inside = {rank for rank, stack in stacks.items() for path, line in stack if path == file and line in body}
-    looped = any(isinstance(one, (ast.For, ast.While)) and _holds(functions[-1], one) for one in around if functions)
-    return further, inside, looped
-
-
-def _holds(around: ast.AST, node: ast.AST) -> bool:
-    first, last = getattr(around, "lineno", 0), getattr(around, "end_lineno", 0) or 0
-    return around is not node and first <= getattr(node, "lineno", 0) <= last and isinstance(around, ast.stmt)
-
-
-def _decisions(file: str, ran: Mapping[int, tuple[int, ...]]) -> Iterator[tuple[ast.If, str, tuple[int, ...]]]:
-    """Yield the tests that all ranks asked, not by their number, and behind which only some of them went."""
-    tree = tree_of(file) if ran else None
-    for node in ast.walk(tree) if tree is not None else ():
-        if not isinstance(node, ast.If) or node.test.lineno in ran or text_hints_at_ranks(ast.unparse(node.test)):
-            continue
-        if node.body[0].lineno in ran:
-            yield node, file, ran[node.body[0].lineno]
-
-
-def _set_in(test: ast.If) -> set[str]:
-    """Return what is assigned behind a test, as it is written."""
-    nodes = (node for statement in test.body for node in ast.walk(statement))
-    return {
-        ast.unparse(node)
-        for node in nodes
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+def _left_there(test: _Test, ran: Mapping[int, tuple[int, ...]], stacks: _Stacks) -> tuple[int, ...]:
+    """Return the ranks that alone left a function behind a test, where another waits in what always follows there."""
+    ranks = ran.get(test.body.start, ())
+    if not ranks or test.node.test.lineno in ran or not any(map(_leaves, test.node.body)):
+        return ()
+    further = {
+        rank
+        for rank, stack in stacks.items()
+        for path, line in stack
+        if path == test.file and test.body[-1] < line < test.function.stop
+        if not any(line in branch for branch in test.branches)
     }
+    return ranks if further - set(ranks) else ()
 
 
-def _read_in(test: ast.expr) -> set[str]:
-    return {ast.unparse(node) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))}
+def _stand_there(test: _Test, stacks: _Stacks) -> tuple[int, ...]:
+    """Return the ranks that stand behind a test, where others are further down in the function."""
+    here = {rank: [line for path, line in stack if path == test.file] for rank, stack in stacks.items()}
+    inside = {rank for rank, lines in here.items() if any(line in test.body for line in lines)}
+    end = test.node.end_lineno or test.body[-1]
+    further = {rank for rank, lines in here.items() if any(end < line < test.function.stop for line in lines)}
+    return tuple(sorted(inside)) if inside and further - inside and not test.looped else ()
+
+
+def _is_in_loop(tree: ast.Module, file: str, stacks: _Stacks) -> bool:
+    """Return whether a rank is in a loop of a file, so that ranks may be in different turns of it."""
+    loops = [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+    ]
+    lines = {line for stack in stacks.values() for path, line in stack if path == file}
+    return any(line in loop for loop in loops for line in lines)
+
+
+def _tests_of(file: str, tree: ast.Module) -> Iterator[_Test]:
+    waiting: list[tuple[ast.AST, ast.AST | None, bool]] = [(tree, None, False)]
+    branches: dict[int, list[range]] = {}
+    found: list[tuple[ast.If, ast.AST, bool]] = []
+    while waiting:
+        node, function, looped = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function, looped = node, False
+        elif isinstance(node, (ast.If, ast.For, ast.AsyncFor, ast.While)) and function is not None:
+            if isinstance(node, ast.If):
+                found.append((node, function, looped))
+                branches.setdefault(id(function), []).append(range(node.lineno, (node.end_lineno or 0) + 1))
+            looped = looped or not isinstance(node, ast.If)
+        waiting += [(child, function, looped) for child in ast.iter_child_nodes(node)]
+    for node, function, looped in found:
+        if not text_hints_at_ranks(ast.unparse(node.test)):
+            lines = range(getattr(function, "lineno", 0), (getattr(function, "end_lineno", 0) or 0) + 1)
+            body = range(node.body[0].lineno, (node.body[-1].end_lineno or node.lineno) + 1)
+            others = tuple(one for one in branches[id(function)] if node.lineno not in one)
+            yield _Test(node, file, lines, body, others, looped)
+
+
+def _sets_for(one: _Test, last: _Test) -> bool:
+    """Return whether what stands behind a test sets what another asks for: an attribute, or a name of its function."""
+    nodes = [node for statement in one.node.body for node in ast.walk(statement)]
+    same = (one.file, one.function) == (last.file, last.function)
+    kinds = (ast.Name, ast.Attribute) if same else (ast.Attribute,)
+    stored = {ast.unparse(node) for node in nodes if isinstance(node, kinds) and isinstance(node.ctx, ast.Store)}
+    asked = (node for node in ast.walk(last.node.test) if isinstance(node, kinds))
+    return any(ast.unparse(node).rpartition(".")[2] in {text.rpartition(".")[2] for text in stored} for node in asked)
 
 
 def _asks(finding: Finding) -> bool:

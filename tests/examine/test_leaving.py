@@ -124,7 +124,7 @@ def test_the_test_at_which_ranks_parted_is_named_and_what_set_what_it_asks_befor
         (finding,) = with_leaving([parted(script, stacks)], {script: alone})
         told = finding.evidence[0].location
         assert told is not None
-        assert (told.line, f"(line {line}) alike on all ranks" in finding.remedy) == (line, True)
+        assert (told.line, f"(line {line}) alike: broadcast" in finding.remedy) == (line, True)
 
 
 def test_a_test_that_the_other_ranks_have_not_come_to_yet_is_not_blamed(tmp_path: Path) -> None:
@@ -179,4 +179,4 @@ def test_ranks_that_part_by_what_they_alone_have_seen_show_the_test(tmp_path: Pa
     (tmp_path / "train.py").write_text(UNREAD, encoding="utf-8")
     _, report = check("train.py", cwd=tmp_path)
     (finding,) = [one for one in report["findings"] if one["severity"] == "error"]
-    assert "`self.best is not None` (line 14) alike on all ranks" in finding["remedy"]
+    assert "`self.best is not None` (line 14) alike: broadcast" in finding["remedy"]

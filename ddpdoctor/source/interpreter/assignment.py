@@ -204,21 +204,29 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         tags = mixture.tags - {MEMBERS}  # How many rows a value has is not how many values there are.
         _fill(machine, target.value, Unknown(bool(held) or mixture.varying, False, tags))
     elif container.__class__ is Unknown and (isinstance(target.slice, ast.Slice) or is_mask(machine, target.slice)):
-        written = derived((container, value, index))  # No dict takes a mask for a key.
-        if any(kind == "batch" for kind, _ in written.tags):
+        # No dict takes a mask for a key. What is done to all buffers of a module is not followed.
+        written = derived((value,) if _is_whole(target.slice) else (container, value, index))
+        followed = machine.frame.module.calls_by_name.keys().isdisjoint(("buffers", "named_buffers"))
+        if followed and any(kind == "batch" for kind, _ in (*written.tags, *tags_of(container))):
             _fill(machine, target.value, Unknown(written.varying, False, written.tags - {MEMBERS}))
 
 
-def is_mask(machine: Machine, node: ast.AST) -> bool:
+def _is_whole(index: ast.expr) -> bool:
+    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None and index.step is None
+
+
+def is_mask(machine: Machine, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
     """Return whether an expression compares the items of tensors, or is a variable that holds such a comparison."""
     if isinstance(node, ast.Name):
-        module = machine.frame.module
+        if node.id in seen:
+            return True  # ``bad = bad | (x < 0)``: what else it is made of decides.
+        module, seen = machine.frame.module, seen | {node.id}
         assigned = module.assigned(module.body_around(node), node)
-        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one) for one in assigned)
+        return bool(assigned) and all(not isinstance(one, ast.Name) and is_mask(machine, one, seen) for one in assigned)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
-        return is_mask(machine, node.left) and is_mask(machine, node.right)
+        return is_mask(machine, node.left, seen) and is_mask(machine, node.right, seen)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return is_mask(machine, node.operand)
+        return is_mask(machine, node.operand, seen)
     return isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn))
 
 
@@ -256,10 +264,19 @@ def _gives_key_by_own_test(machine: Machine, container: Value, key: Value) -> bo
     return bool(machine.loops) and (by_batch or any(loop.own for loop in machine.loops))
 
 
+_VIEWING = frozenset({"view", "flatten", "reshape", "detach", "view_as"})
+"""Methods of a tensor whose result shares its memory, mostly."""
+
+
 def overwrite(machine: Machine, node: ast.expr, value: Value) -> None:
     """Give a variable a value because a called function wrote into it."""
-    while isinstance(node, (ast.Subscript, ast.Starred)):
-        node = node.value
+    while True:
+        if isinstance(node, (ast.Subscript, ast.Starred)) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWING:
+            node = node.func.value
+        else:
+            break
     if isinstance(node, (ast.Name, ast.Attribute)):
         _fill(machine, node, value)
     elif isinstance(node, (ast.List, ast.Tuple)):

@@ -84,8 +84,13 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
     )
     tags = in_own_folder((left,), right) if joins else frozenset[Tag]()
     result = _moved_world_size(kind, left, right) or derived((left, right), tags)
-    scaled = _scaled_turns(kind, left, right)
-    result = tagged(result, scaled) if scaled else result
+    if scaled := _scaled_turns(kind, left, right):
+        # A number of all ranks that is divided by theirs is one rank's again.
+        undone = {TURNS_OF_ALL: TURNS_OF_SHARE, TURNS_OF_SHARE: TURNS_OF_ALL}
+        back = {(undone[name], number) for name, number in scaled} & (tags_of(left) | tags_of(right))
+        gained = {one for one in scaled if (undone[one[0]], one[1]) not in back}
+        result = derived((result,), frozenset(gained))
+        result = Unknown(result.varying, False, result.tags - back)
     return tagged(result, QUOTIENT) if isinstance(kind, ast.FloorDiv) and isinstance(left, Const) else result
 
 
@@ -113,13 +118,12 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
 TURNS, TURNS_OF_ALL, TURNS_OF_SHARE = "turns", "turns of all", "turns of a share"
 """Of a number: of the batches of a loader, and these multiplied or divided by the number of ranks."""
 _WORLD = WORLD_SIZE.tags
-_WORLD_TIMES = _WORLD | {("share", 0)}
 
 
 def _scaled_turns(kind: ast.operator, left: Value, right: Value) -> frozenset[Tag]:
     scaled = {ast.Mult: TURNS_OF_ALL, ast.Div: TURNS_OF_SHARE, ast.FloorDiv: TURNS_OF_SHARE}.get(type(kind), "")
     sides = (left,) if scaled == TURNS_OF_SHARE else (left, right)
-    by_all = any(_WORLD <= tags_of(one) <= _WORLD_TIMES for one in ((right,) if scaled == TURNS_OF_SHARE else sides))
+    by_all = any(tags_of(one) == _WORLD for one in ((right,) if scaled == TURNS_OF_SHARE else sides))
     counted = (number for side in sides for name, number in tags_of(side) if name == TURNS)
     return frozenset((scaled, number) for number in counted) if scaled and by_all else frozenset()
 

@@ -11,7 +11,19 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.source.events import Exit, Guard, Item, Jump, Loop, OwnTest, Sinks, branch_of, ended_by, settle
+from ddpdoctor.source.events import (
+    ContextAround,
+    Exit,
+    Guard,
+    Item,
+    Jump,
+    Loop,
+    OwnTest,
+    Sinks,
+    branch_of,
+    ended_by,
+    settle,
+)
 from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.values import (
@@ -30,6 +42,12 @@ from ddpdoctor.source.script.module import Module
 
 # Kinds of conditions that make nothing a rank's own: ranks mostly share their files, and know each other's numbers.
 _NO_ORIGIN = frozenset({"files", "polled", "turns"})
+
+
+def _may_catch(context: ContextAround) -> bool:
+    """Return whether a context manager is one that swallows exceptions, by its name."""
+    node = context.node
+    return isinstance(node, ast.Call) and context.module.resolve(node.func).endswith("suppress")
 
 
 class Machine(Memory):
@@ -189,11 +207,12 @@ class Machine(Memory):
 
     def leave_program(self, node: ast.AST, *, raising: bool) -> None:
         """Let the present ranks end: on this path alone, where it is undecided or another path returned before."""
-        if self.undecided or self.trying or self.frame.returning & self.mask:
+        trying = self.trying or any(map(_may_catch, self.contexts))
+        if self.undecided or trying or self.frame.returning & self.mask:
             if raising and self.own_tests and not self.quiet:
                 self.own_raises.append((self.own_tests[-1], node))
             # What a handler may catch is no more than an early return.
-            self.jump(Jump("raise" if raising else "return" if self.trying else "exit"), node)
+            self.jump(Jump("raise" if raising else "return" if trying else "exit"), node)
             return
         self._note_exit(node, 0)
         self.gone |= self.mask

@@ -314,13 +314,14 @@ def _return(machine: Machine, statement: ast.Return) -> None:
 
 
 def _raise(machine: Machine, statement: ast.Raise) -> None:
-    if statement.exc is not None:
-        evaluate(machine, statement.exc)
-        if "SystemExit" in ast.dump(statement.exc):
-            given = statement.exc.args if isinstance(statement.exc, ast.Call) else []
-            code = constant(evaluate(machine, given[0])) if given else 0
-            machine.leave_program(statement, raising=code not in (0, None))
-            return
+    raised = statement.exc
+    if raised is not None and last_name(getattr(raised, "func", raised)) == "SystemExit":
+        given = raised.args if isinstance(raised, ast.Call) else []
+        code = constant(evaluate(machine, given[0])) if given else 0
+        machine.leave_program(statement, raising=code not in (0, None))
+        return
+    if raised is not None:
+        evaluate(machine, raised)
     machine.leave_program(statement, raising=True)
 
 

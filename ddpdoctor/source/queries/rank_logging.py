@@ -272,8 +272,8 @@ def reported(projection: Projection, event: Event) -> tuple[Location, tuple[str,
 
 
 def _is_own(projection: Projection, event: Event, module: Module, part: ast.expr) -> bool:
-    """Return whether a variable in an expression held something of the rank's own batches, and no number or key of one
-    after the other.
+    """Return whether a variable in an expression held something of the rank's own batches, and not only a loop's
+    counter or key.
     """
     store, loops = projection.machine.store, (one for one in module.ancestors(part) if isinstance(one, ast.For))
     counted = [
@@ -304,12 +304,25 @@ def _shown_in(given: list[ast.expr]) -> Iterator[ast.expr]:
             given[:0] = [part.value for part in one.values if isinstance(part, ast.FormattedValue)]
         elif isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) and isinstance(one.left, ast.Constant):
             given[:0] = one.right.elts if isinstance(one.right, ast.Tuple) else [one.right]
+        elif isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) and _is_text(one):
+            given[:0] = [one.left, one.right]
         elif isinstance(one, ast.Dict):
             given[:0] = one.values
         elif isinstance(one, ast.Call) and last_name(one.func) in ("format", "str", "float", "round", "item"):
             given[:0] = one.args or ([one.func.value] if isinstance(one.func, ast.Attribute) else [])
         elif not isinstance(one, ast.Constant):
             yield one
+
+
+def _is_text(sum_: ast.BinOp) -> bool:
+    """Return whether a sum has a text written in it, so that all of it is one."""
+    parts = (sum_.left, sum_.right)
+    return any(
+        isinstance(one, ast.JoinedStr)
+        or (isinstance(one, ast.Constant) and isinstance(one.value, str))
+        or (isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) and _is_text(one))
+        for one in parts
+    )
 
 
 def _there(value: Value, ranks: int) -> Value:

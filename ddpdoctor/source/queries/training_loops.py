@@ -200,8 +200,13 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "whole"
     made = machine.object(option)
     if made is None and isinstance(option, Instance):
-        derived = _as_sampler(machine, option) is not None and not _orders_anew(machine, option)
-        if derived or any(_samplers_iterated(machine, option)) or takes_own_part(machine, option):
+        if _as_sampler(machine, option) is not None and _orders_anew(machine, option):
+            return "whole" if _knows_no_ranks(machine, option) else "unknown"
+        if (
+            _as_sampler(machine, option) is not None
+            or any(_samplers_iterated(machine, option))
+            or takes_own_part(machine, option)
+        ):
             return "sharded"
         return "whole" if _knows_no_ranks(machine, option) else "unknown"
     if made is None:
@@ -228,6 +233,10 @@ _SAME_FOR_RANKS = frozenset({"random.Random", "torch.Generator", "numpy.random.R
 """Objects that know of no ranks but by their seeds."""
 
 
+_OF_THE_SYSTEM = frozenset({"SystemRandom", "urandom", "secrets", "getpid", "time", "time_ns"})
+"""What gives each process numbers of its own."""
+
+
 def _orders_anew(machine: Machine, sampler: Instance) -> bool:
     """Return whether a class that derives from DistributedSampler goes through the data in a way of its own, and takes
     nothing of what torch's divides by.
@@ -236,7 +245,14 @@ def _orders_anew(machine: Machine, sampler: Instance) -> bool:
     if not isinstance(turns, Function):
         return False
     used = {node.attr for node in descend(sampler.cls.node) if isinstance(node, ast.Attribute)}
-    return not used & {"num_samples", "total_size", "__iter__"} and _knows_no_ranks(machine, sampler)
+    by_length = any(
+        isinstance(node, ast.Call)
+        and last_name(node.func) == "len"
+        and any(last_name(one) == "self" for one in node.args)
+        for node in descend(turns.node)
+    )
+    own_length = any(getattr(one, "name", "") == "__len__" for one in sampler.cls.node.body)
+    return not used & {"num_samples", "total_size", "__iter__"} and (own_length or not by_length)
 
 
 def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
@@ -247,10 +263,17 @@ def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
     of_torch = (External("torch.utils.data.Sampler"), External(DISTRIBUTED_SAMPLER))
     if not bases or any(base not in of_torch for base in bases):
         return False
+    words = {last_name(node) for node in descend(sampler.cls.node) if isinstance(node, (ast.Attribute, ast.Name))}
+    helpers = (one for module in machine.script.modules for one in module.index.of(ast.FunctionDef))
+    if words & _OF_THE_SYSTEM or any(one.name in words and _mentions_ranks(one) for one in helpers):
+        return False
     names, held = machine.store.names(sampler.number), machine.store.held(sampler.number)
     if seeds_by_rank(machine) or any(map(is_varying, held)) or any("sampler" in name for name in names):
         return False
     objects = (option for value in held for option in options_of(value) if isinstance(option, ExternalObject))
+    made = machine.events.get(sampler.number)
+    if any(divided_by_rank(machine, value) for value in (*held, *(made.values if made is not None else ()))):
+        return False
     if any(one.name not in _SAME_FOR_RANKS and not is_map_style(machine, one) for one in objects):
         return False  # It may take what another sampler gives it.
     text = code_of(sampler.cls.node)

@@ -417,7 +417,10 @@ _CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
 # Methods that write another into a tensor, whole or in places.
 _WRITES = frozenset(
     {"copy_", "masked_fill_", "masked_scatter_", "index_add_", "index_copy_", "index_fill_", "scatter_", "scatter_add_"}
+    | {"zero_", "fill_"}
 )
+_SETS = frozenset({"copy_", "zero_", "fill_"})
+"""Of these, the ones that leave nothing of what there was."""
 
 
 def reduced(
@@ -428,7 +431,9 @@ def reduced(
     if last in _CHANGES and receiver is not None:
         return _changed(machine, node, receiver, given, result)
     if last in _WRITES and receiver.__class__ is Unknown:
-        _written(machine, node, derived([*([] if last == "copy_" else [receiver]), *given.values]))
+        anew = last in _SETS
+        clears = anew and any(kind == "batch" for kind, _ in tags_of(receiver))
+        _written(machine, node, derived([*([] if anew else [receiver]), *given.values]), clears)
     if last not in _REDUCES or not isinstance(result, Unknown):
         return result
     arguments = derived(given.positional if receiver is None else [receiver, *given.positional])
@@ -503,12 +508,14 @@ def _changed(machine: Machine, node: ast.AST, receiver: Value, given: Arguments,
     return marked
 
 
-def _written(machine: Machine, node: ast.AST, value: Unknown) -> None:
+def _written(machine: Machine, node: ast.AST, value: Unknown, clears: bool) -> None:
     """Give a variable or a buffer what a method such as ``masked_fill_`` leaves in it, where that is the rank's own."""
     root = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
     if isinstance(root, ast.Attribute) and root.attr == "data":
         root = root.value
-    if isinstance(root, (ast.Name, ast.Attribute)) and _is_of_own_data(machine, value, drawn=False):
+    own = clears or _is_of_own_data(machine, value, drawn=False)
+    known = machine.frame.module.calls_by_name.keys().isdisjoint(("buffers", "named_buffers"))
+    if isinstance(root, (ast.Name, ast.Attribute)) and own and known:
         overwrite(machine, root, value)
 
 

@@ -508,6 +508,7 @@ _KNOWN = ("builtins.", "torch.", "torchvision.", "torchaudio.", "numpy.")
 _OF_PYTHON = sys.stdlib_module_names - {
     *("asyncio", "atexit", "concurrent", "contextlib", "contextvars", "ctypes", "functools", "importlib"),
     *("multiprocessing", "runpy", "sched", "signal", "subprocess", "threading", "unittest", "weakref"),
+    *("bdb", "cProfile", "code", "pdb", "profile", "queue", "socketserver", "timeit", "trace"),
 }
 
 
