@@ -203,16 +203,30 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         mixture = derived((container, value), held := parts_held(machine, value))
         tags = mixture.tags - {MEMBERS}  # How many rows a value has is not how many values there are.
         _fill(machine, target.value, Unknown(bool(held) or mixture.varying, False, tags))
-    elif container.__class__ is Unknown and (isinstance(target.slice, ast.Slice) or is_mask(machine, target.slice)):
-        # No dict takes a mask for a key. What is done to all buffers of a module is not followed.
+    elif container.__class__ is Unknown and (_is_part(target.slice) or is_mask(machine, target.slice)):
+        # No dict takes a mask for a key.
         written = derived((value,) if _is_whole(target.slice) else (container, value, index))
-        followed = machine.frame.module.calls_by_name.keys().isdisjoint(("buffers", "named_buffers"))
-        if followed and any(kind == "batch" for kind, _ in (*written.tags, *tags_of(container))):
+        if follows_buffers(machine) and any(kind == "batch" for kind, _ in (*written.tags, *tags_of(container))):
             _fill(machine, target.value, Unknown(written.varying, False, written.tags - {MEMBERS}))
 
 
+def follows_buffers(machine: Machine) -> bool:
+    """Return whether what becomes of one buffer is followed: not in a module that goes over all buffers of a module, or
+    reduces by collectives that give back what they make.
+    """
+    module = machine.frame.module
+    loops = not module.calls_by_name.keys().isdisjoint(("buffers", "named_buffers"))
+    return not loops and "_functional_collectives" not in module.text
+
+
+def _is_part(index: ast.expr) -> bool:
+    return isinstance(index, ast.Slice) or (isinstance(index, ast.Constant) and index.value is ...)
+
+
 def _is_whole(index: ast.expr) -> bool:
-    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None and index.step is None
+    if not isinstance(index, ast.Slice):
+        return isinstance(index, ast.Constant) and index.value is ...
+    return index.lower is None and index.upper is None and index.step is None
 
 
 def is_mask(machine: Machine, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Event, OwnKind, OwnTest, Statistic
-from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.assignment import follows_buffers, overwrite
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -514,8 +514,7 @@ def _written(machine: Machine, node: ast.AST, value: Unknown, clears: bool) -> N
     if isinstance(root, ast.Attribute) and root.attr == "data":
         root = root.value
     own = clears or _is_of_own_data(machine, value, drawn=False)
-    known = machine.frame.module.calls_by_name.keys().isdisjoint(("buffers", "named_buffers"))
-    if isinstance(root, (ast.Name, ast.Attribute)) and own and known:
+    if isinstance(root, (ast.Name, ast.Attribute)) and own and follows_buffers(machine):
         overwrite(machine, root, value)
 
 
