@@ -56,6 +56,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings, loop_of_epochs, samplers_of
+from ddpdoctor.source.ranks.random_numbers import TAKES_SEED
 from ddpdoctor.source.script.module import Module, Scope, descend, last_name, made_from
 
 # The fix of a sampler that is never told the epoch.
@@ -374,13 +375,9 @@ def own_forgotten(projection: Projection) -> Iterator[tuple[Instance, Event, Loo
                 yield sampler, feeding.loader, loop
 
 
-_SEEDED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
-_SETTING = ("setattr", "__setattr__", "vars")
-
-
 def _seeds(function: ast.AST, name: str) -> bool:
     """Return whether a method seeds random numbers by an attribute of its object."""
-    calls = (node for node in descend(function) if isinstance(node, ast.Call) and last_name(node.func) in _SEEDED)
+    calls = (node for node in descend(function) if isinstance(node, ast.Call) and last_name(node.func) in TAKES_SEED)
     parts = (part for call in calls for given in call.args for part in made_from(given, function))
     return any(isinstance(part, ast.Attribute) and ast.unparse(part) == f"self.{name}" for part in parts)
 
@@ -390,7 +387,7 @@ def _is_set_elsewhere(machine: Machine, sampler: Instance, name: str) -> bool:
     inside = set(descend(sampler.cls.node))
     bases = {one.node.name for one in family(machine, sampler.cls)}
     for module in machine.script.modules:
-        if any(module.calls_by_name.get(one) for one in _SETTING) or "__dict__" in module.text:
+        if module.sets_by_name:
             return True
         for node in module.index.of(ast.Attribute):
             if node.attr != name or isinstance(node.ctx, ast.Load) or node in inside:

@@ -88,7 +88,7 @@ def begun_again(script: Script) -> Iterator[Verdict]:
 def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
     """Yield samplers that are told the count of an object which nothing restores beside the epoch of the training."""
     resumed = next(_resumed_counters(script), None)
-    if resumed is None or any(_may_set_by_name(module) for module in script.modules):
+    if resumed is None or any(module.sets_by_name for module in script.modules):
         return
     made = {event.ordinal: event for event in projection.in_course("sampler")}
     for event in projection.in_course("set-epoch"):
@@ -123,10 +123,6 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
                 ("this loop goes on from the epoch of the checkpoint", module.head_location(loop)),
             ),
         )
-
-
-def _may_set_by_name(module: Module) -> bool:
-    return any(module.calls_by_name.get(name) for name in ("setattr", "vars")) or "__dict__" in module.text
 
 
 def _begun_at_zero(module: Module, owner: ast.ClassDef, name: str) -> ast.Assign | None:

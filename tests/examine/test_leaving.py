@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.examine.rehearsal_result import with_leaving
@@ -98,15 +99,13 @@ def parted(file: str, stacks: dict[int, tuple[int, ...]], text: str = "calls bar
         Fact(text=f"rank {rank} {text}", basis="rehearsal", rank=rank, stack=tuple(Frame(file, line) for line in lines))
         for rank, lines in stacks.items()
     )
-    return Finding(
+    return msgspec.structs.replace(
+        left((0, 1)),
         code="DDP301",
         name="rank-divergent-collective",
         trouble="rank-branch",
-        severity=Severity.ERROR,
         title="the ranks diverge",
-        ranks=(0, 1),
         locations=(Location(file=file, line=18),),
-        basis=frozenset({"rehearsal"}),
         evidence=facts,
         remedy="make every rank call it",
     )

@@ -451,6 +451,12 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             found.setdefault(last_name(node.func), []).append(node)
         return found
 
+    @property
+    def sets_by_name(self) -> bool:
+        """Whether it may set attributes by names that are not written as attributes: setattr, vars, ``__dict__``."""
+        by_call = not self.calls_by_name.keys().isdisjoint(("setattr", "__setattr__", "vars"))
+        return by_call or "__dict__" in self.text
+
     @cached_property
     def words(self) -> frozenset[str]:
         """The attributes that occur in the file, and the variables that it reads."""
