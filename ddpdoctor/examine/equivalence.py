@@ -3,6 +3,9 @@
 The script is run as its ranks, which keep their samples and gradients, and as one process, which is given the samples
 of all of them. Where the gradients are not the same it is run as the ranks again; and where rounding does not explain
 it, as one process on the samples of each rank, which show whether the loss or the reduction makes the difference.
+
+One process begins beside the ranks where nothing that it does can reach them, and waits for what they leave: on two
+cores that takes as long as the rehearsal itself (1.02 times in ``tests.benchmarks.rehearsal_cost``).
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
+import shutil
 import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,10 +32,13 @@ from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.finding import signal_name
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
-from ddpdoctor.probe.rehearsal.equivalence.feeding import OWN
+from ddpdoctor.probe.rehearsal.equivalence.feeding import LENGTHS_FILE, OWN
 from ddpdoctor.probe.rehearsal.equivalence.named_ranks import PARSED, VALUES_FILE, as_one
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.rehearsal import BegunRehearsal
 
 LEAST_S = 5.0
 """Python and torch take so long to start."""
@@ -37,8 +46,13 @@ MOST_BYTES = 1 << 26
 MESSAGE_CHARACTERS = 160
 MOST_VALUES = 4
 """That are tried for the number of ranks, in a few seconds each."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, which ranks and one process may take together: they grow while others run, too."""
 _TOKEN = "token"
+_LEFT_BY_RANKS = "ranks"
+"""In the run directory of one process that began beside them."""
 Rehearse = Callable[[RehearsalRequest], RunRecord]
+Begin = Callable[[RehearsalRequest], contextlib.AbstractContextManager["BegunRehearsal"]]
 
 
 class _TimeIsOver(DdpDoctorError):
@@ -53,15 +67,22 @@ class Against(msgspec.Struct, frozen=True):
 
 
 def equivalence(
-    request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 0.0, against: Against | None = None
+    request: RehearsalRequest,
+    rehearse: Rehearse,
+    spent_s: float = 0.0,
+    against: Against | None = None,
+    begin: Begin | None = None,
 ) -> EquivalenceSection:
-    """Compare the ranks of a rehearsal that was completed with one process, in the time that is left of its limit."""
+    """Compare the ranks of a rehearsal that was completed with one process, in the time that is left of its limit.
+
+    With ``begin`` one process begins beside the ranks.
+    """
     started_s = time.monotonic()
     ends_s = started_s + time_limit_s(request, request.nproc) - spent_s
     request = msgspec.structs.replace(request, keep=False, spent_s=0.0)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-equivalence-") as name:
         try:
-            comparison = _Comparison(request, rehearse, Path(name), ends_s)
+            comparison = _Comparison(request, rehearse, begin, Path(name), ends_s)
             section = comparison.made() if against is None else comparison.made_against(against)
         except DdpDoctorError as error:
             section = unclear(error.message)
@@ -75,42 +96,66 @@ def compared(
     on_progress: Callable[[Progress], None],
     spent_s: float,
     against: Against | None = None,
+    *,
+    apart: bool = False,
 ) -> EquivalenceSection:
-    """Compare on the ranks of real rehearsals, of which the first took so much of the time."""
-    from ddpdoctor.monitor.rehearsal import rehearse
+    """Compare on the ranks of real rehearsals, of which the first took so much of the time.
+
+    ``apart``: nothing that jobs do reaches others that run beside them, neither in files nor on a GPU.
+    """
+    from ddpdoctor.monitor.rehearsal import begun, rehearse
 
     what = "one process" if against is None else "the other launch"
 
     def shown(progress: Progress) -> None:
         on_progress(msgspec.structs.replace(progress, phase=f"comparing with {what}: {progress.phase}"))
 
-    return equivalence(request, lambda one: rehearse(one, shown), spent_s, against)
+    beside = apart and not request.spawns_ranks and _fits_beside(request.nproc)
+    begin: Begin | None = (lambda one: begun(one, shown)) if beside else None
+    return equivalence(request, lambda one: rehearse(one, shown), spent_s, against, begin)
+
+
+def _fits_beside(ranks: int) -> bool:
+    """Return whether one more process fits into memory beside the ranks, by the largest that has ended."""
+    import psutil
+
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return largest * (ranks + 1) <= MEMORY_SHARE * psutil.virtual_memory().available
 
 
 class _Comparison:
-    def __init__(self, request: RehearsalRequest, rehearse: Rehearse, directory: Path, ends_s: float) -> None:
+    def __init__(
+        self, request: RehearsalRequest, rehearse: Rehearse, begin: Begin | None, directory: Path, ends_s: float
+    ) -> None:
         self._request = request
         self._rehearse = rehearse
+        self._begin = begin
         self._directory = directory
         self._ends_s = ends_s
         self._stopped = ""
         """Why the newest run of one process was ended."""
-        self._lengths: dict[str, int] = {}
-        """Of the loaders of a rank, by their ordinals."""
         self._named: Mapping[str, object] | None = None
         """Which value of the script names the number of its ranks; None before the first run of one process."""
         self._gpus = 0
         """That one process is told of where they are pretended; 0 for one, as on a machine for it alone."""
 
     def made(self) -> EquivalenceSection:
+        if self._begin is None:
+            return self._made_beside(None)
+        expected = list(range(self._request.nproc))
+        with self._begin(self._request_of_one("one", expected, "joined", {}, begins=True)) as begun:
+            return self._made_beside(begun)
+
+    def _made_beside(self, begun: BegunRehearsal | None) -> EquivalenceSection:
         record, ranks = self._run_ranks("ranks")
         world = len(ranks)
         if world < 2 or not all(ranks):
             return unclear(f"the ranks made no optimizer step when they were run again{_death_in(record)}")
         if len({steps[0].state for steps in ranks}) > 1:
             return unclear(APART)
-        self._lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
-        one = self._run_one("one", list(range(world)), "joined")
+        lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
+        (self._directory / "ranks" / LENGTHS_FILE).write_text(json.dumps(lengths), encoding="utf-8")
+        one = self._run_one("one", list(range(world)), "joined", begun if world == self._request.nproc else None)
         loaders = any((self._directory / "ranks").glob("samples-*.pickle"))
         # Without a loader the draws of the ranks are put together: what a script makes of each may then not fit.
         unlike = not loaders and (not one or any(step.unmatched_draws for step in one))
@@ -183,9 +228,11 @@ class _Comparison:
             raise _TimeIsOver("the time limit leaves no time for one more run")
         return self._rehearse(msgspec.structs.replace(request, time_limit_s=left_s))
 
-    def _run_one(self, name: str, ranks: list[int], feed: str) -> tuple[Step, ...]:
-        """Run one process on the samples of these ranks; if need be, once for each value that may name their number."""
-        steps, kept, record = self._started_once(name, ranks, feed, self._named or {})
+    def _run_one(self, name: str, ranks: list[int], feed: str, begun: BegunRehearsal | None = None) -> tuple[Step, ...]:
+        """Run one process on the samples of these ranks, or let one that has begun go on; if need be, once for each
+        value that may name their number.
+        """
+        steps, kept, record = self._started_once(name, ranks, feed, self._named or {}, begun)
         first = self._named is None
         self._named = self._named or {}
         asked = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
@@ -210,16 +257,35 @@ class _Comparison:
         return ()
 
     def _started_once(
-        self, name: str, ranks: list[int], feed: str, named: Mapping[str, object]
+        self,
+        name: str,
+        ranks: list[int],
+        feed: str,
+        named: Mapping[str, object],
+        begun: BegunRehearsal | None = None,
     ) -> tuple[tuple[Step, ...], Path, RunRecord]:
         kept = self._directory / name
-        kept.mkdir()
+        if begun is None:
+            record = self._timed(self._request_of_one(name, ranks, feed, named))
+        else:
+            made = begun.directory / f"{_LEFT_BY_RANKS}.part"
+            shutil.copytree(self._directory / "ranks", made)
+            made.rename(begun.directory / _LEFT_BY_RANKS)
+            record = begun.finish()
+        self._stopped = _stopped(kept) or _refusal(record)
+        return (() if record.job.world_size > 1 else _steps(kept, 0)), kept, record
+
+    def _request_of_one(
+        self, name: str, ranks: list[int], feed: str, named: Mapping[str, object], *, begins: bool = False
+    ) -> RehearsalRequest:
+        """``begins``: before the ranks have left anything, so that it waits for that in its own run directory."""
+        kept = self._directory / name
+        kept.mkdir(exist_ok=True)
         plan = {
             "as": name,
             "ranks": ranks,
             "feed": feed,
-            "from": str(self._directory / "ranks"),
-            "lengths": self._lengths if feed == "joined" else {},
+            "from": _LEFT_BY_RANKS if begins else str(self._directory / "ranks"),
             "named": named,
         }
         request = msgspec.structs.replace(
@@ -230,15 +296,14 @@ class _Comparison:
             spawned_ranks=0,
             equivalence=plan,
             first_steps=kept,
+            time_limit_s=max(LEAST_S, self._ends_s - time.monotonic()),
         )
         source, _, position = str(named.get("value", "")).partition(" ")
         if source == _TOKEN:
             arguments = list(request.arguments)
             arguments[int(position)] = as_one(arguments[int(position)], int(str(named["ranks"])))
             request = msgspec.structs.replace(request, arguments=tuple(arguments))
-        record = self._timed(request)
-        self._stopped = _stopped(kept) or _refusal(record)
-        return (() if record.job.world_size > 1 else _steps(kept, 0)), kept, record
+        return request
 
 
 def _values(directory: Path, request: RehearsalRequest, ranks: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -201,24 +202,25 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
     Leaves no process, no run directory and, unless asked to, no file of the ranks behind, also when interrupted.
     Raises ``TorchMissing`` or ``UsageError`` before anything was started, and ``KeyboardInterrupt``.
     """
+    with begun(request, on_progress) as job:
+        return job.finish()
+
+
+@contextlib.contextmanager
+def begun(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> Iterator[BegunRehearsal]:
+    """Start the ranks of a rehearsal, which are watched from ``finish`` on; in all else as ``rehearse``."""
     interpreter = find_interpreter(request.python, request.launch)
     with interruptible(), temporary_run_directory() as directory:
-        rehearsal = _Rehearsal(request, interpreter, directory, on_progress)
-        record = None
-        left: tuple[Left, ...] = ()
+        rehearsal = BegunRehearsal(request, interpreter, directory, on_progress)
         try:
-            record = rehearsal.run()
-            if request.first_steps is not None and (directory / "equivalence").is_dir():
-                shutil.copytree(directory / "equivalence", request.first_steps, dirs_exist_ok=True)
+            rehearsal.begin()
+            yield rehearsal
         finally:
-            if not request.keep and not rehearsal.in_overlay:
-                left = remove_created(directory).left
-                if left and record is None:
-                    keep_for_cleaning(directory)
-    return _with_notes(record, left_notes(left))
+            if rehearsal.end():
+                keep_for_cleaning(directory)
 
 
-class _Rehearsal:
+class BegunRehearsal:
     """One rehearsal while it runs."""
 
     def __init__(
@@ -229,7 +231,11 @@ class _Rehearsal:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._request = request
-        self._directory = directory
+        self.directory = directory
+        """Of the run."""
+        self._running = contextlib.ExitStack()
+        self._processes: JobProcesses
+        self._is_over = False
         self._on_progress = on_progress
         self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: liveness.exit_statuses(directory))
         self._command = rehearsal_command(request, interpreter.path, liveness.rank_outputs(directory))
@@ -284,35 +290,40 @@ class _Rehearsal:
     def _assembly(self) -> Assembly:
         return self._ranks.assembly
 
-    @property
-    def in_overlay(self) -> bool:
-        """Whether what the ranks write goes to an overlay."""
-        return self._job.overlay
+    def begin(self) -> None:
+        """Start the ranks."""
+        sink = self._running.enter_context(liveness.launcher_output(self.directory).open("wb"))
+        self._processes = self._running.enter_context(started(lambda: self._start(sink), self.directory))
+        self._ranks.outer_pid = self._processes.outer_pid
 
-    def run(self) -> RunRecord:
-        """Start, watch, end, and make the record."""
-        with (
-            liveness.launcher_output(self._directory).open("wb") as sink,
-            started(lambda: self._start(sink), self._directory) as processes,
-        ):
-            self._ranks.outer_pid = processes.outer_pid
-            reason, text = self._watch(processes)
-            self._ranks.note_the_gone()
-            self._assembly.poll()
-            record = self._final_record(*self._or_out_of_memory(reason, text))
-            if reason in ("proof", "time-limit"):
-                # The record is taken first: a signal for stacks can wake a rank that was stuck.
-                record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
+    def end(self) -> tuple[Left, ...]:
+        """End all ranks; the files that they have made and that stay, unless that was asked for."""
+        self._running.close()
+        if self._request.keep or self._job.overlay or self._is_over:
+            return ()
+        self._is_over = True
+        return remove_created(self.directory).left
+
+    def finish(self) -> RunRecord:
+        """Watch, end, and make the record."""
+        reason, text = self._watch(self._processes)
+        self._ranks.note_the_gone()
+        self._assembly.poll()
+        record = self._final_record(*self._or_out_of_memory(reason, text))
+        if reason in ("proof", "time-limit"):
+            # The record is taken first: a signal for stacks can wake a rank that was stuck.
+            record = msgspec.structs.replace(record, stacks=self._ranks.collect_stacks(self._job))
+        self._running.close()
         self._ranks.close()
-        if processes.left:
-            left = listed(map(str, processes.left))
+        if self._processes.left:
+            left = listed(map(str, self._processes.left))
             record = _with_notes(record, (f"processes blocked on a disk or a driver could not be killed: {left}",))
-        copied = self._directory / "snapshot"
-        if self._request.snapshot_into is not None and copied.is_dir():
-            shutil.copytree(copied, self._request.snapshot_into, dirs_exist_ok=True)
+        for name, wanted in (("snapshot", self._request.snapshot_into), ("equivalence", self._request.first_steps)):
+            if wanted is not None and (self.directory / name).is_dir():
+                shutil.copytree(self.directory / name, wanted, dirs_exist_ok=True)
         if self._box is not None and self._request.keep:
-            record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
-        return record
+            record = _with_notes(record, (keep_overlay(self._box, self.directory.name),))
+        return _with_notes(record, left_notes(self.end()))
 
     def _start(self, sink: IO[bytes]) -> subprocess.Popen[bytes] | Box:
         """Start the ranks in a box, or where the kernel allows none under the rules for files that were there before.
@@ -326,7 +337,7 @@ class _Rehearsal:
                     self._command,
                     self._environment,
                     Path.cwd(),
-                    self._directory,
+                    self.directory,
                     sink,
                     places=(self._request.script.parent,),
                     network=self._job.network,
@@ -370,7 +381,7 @@ class _Rehearsal:
             "mount_points": mount_points() if self._job.overlay else None,
             "job": msgspec.to_builtins(self._job),
         }
-        path = self._directory / layout.JOB_FILE
+        path = self.directory / layout.JOB_FILE
         path.write_text(json.dumps(plan), encoding="utf-8")
 
     def _watch(self, processes: JobProcesses) -> tuple[StopReason, str]:
@@ -446,7 +457,7 @@ class _Rehearsal:
             not_held_back=self._not_held_back(record),
             pretended=tuple(sorted(self._assembly.pretended)),
             notes=self._notes(record),
-            output_tail=liveness.script_output(self._directory),
+            output_tail=liveness.script_output(self.directory),
             early_exceptions=self._assembly.book.early_exceptions(),
         )
         record = msgspec.structs.replace(record, job=job, ranks=ranks)
@@ -454,8 +465,8 @@ class _Rehearsal:
 
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks or self._request.needs_no_launcher:
-            return liveness.script_output(self._directory)
-        return liveness.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
+            return liveness.script_output(self.directory)
+        return liveness.tail_of_rank(self.directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
 
     def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
         """Return what the script did beyond this job, as predicates."""
@@ -494,12 +505,12 @@ class _Rehearsal:
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
-        outputs = (liveness.script_output(self._directory), *map(self._output_of, record.ranks))
+        outputs = (liveness.script_output(self.directory), *map(self._output_of, record.ranks))
         notes += overlay_notes(self._box, self._refusal, outputs)
         notes += self._blocked()
         if self._hides_gpus:
             notes.append("the GPUs of this machine were not used")
-        faults = [*self._assembly.faults, *probe_logs(self._directory)]
+        faults = [*self._assembly.faults, *probe_logs(self.directory)]
         if faults:
             notes.append(f"part of the observation failed: {faults[0]}")
         if self._assembly.files.damaged_lines:

@@ -34,8 +34,8 @@ TABLE = (
 """Before torch 2.6 there is no ``fully_shard`` that is public."""
 
 
-def compared(case: Case) -> EquivalenceSection:
-    """Compare on two ranks."""
+def compared(case: Case, *, forked: bool = True) -> EquivalenceSection:
+    """Compare on two ranks; where they are not forked here, as the command does, with one process beside them."""
     with tempfile.TemporaryDirectory(prefix="equivalence-") as directory:
         script = Path(directory, "train.py")
         script.write_text(case.text(), encoding="utf-8")
@@ -50,10 +50,11 @@ def compared(case: Case) -> EquivalenceSection:
             device=device,
             time_limit_s=900.0,
         )
-        if spawns or "world_size=" in case.text():  # Who asks for more ranks than a launcher has started.
-            return compared_by_runs(request, lambda progress: None, 0.0)
         if not case.against:
-            return equivalence(request, rehearse)
+            # Who asks for more ranks than a launcher has started does that in a real launch only.
+            if forked and not spawns and "world_size=" not in case.text():
+                return equivalence(request, rehearse)
+            return compared_by_runs(request, lambda progress: None, 0.0, apart=True)
         launch = Launch(starter="torchrun", ranks=case.against_ranks)
         other = msgspec.structs.replace(request, arguments=case.against, launch=launch, nproc=case.against_ranks)
         return equivalence(request, rehearse, against=Against(f"torchrun train.py {' '.join(case.against)}", other))

@@ -40,7 +40,7 @@ ALLOWED = {
     "monitor/nodes/meeting.py write_private": "written",
     "monitor/nodes/nodes.py _takes_place": "a lock",
     "autopsy/live_job.py _of_pipe": "a pipe, which was examined, for writing",
-    "monitor/rehearsal.py run": "written, in a directory that was just made",
+    "monitor/rehearsal.py begin": "written, in a directory that was just made",
     "postmortem/inputs.py _open_pipe": "a pipe that the user names",
     "postmortem/catalogue/messages.py _read": "of this package",
     "cli/scaling.py sweep": "in a directory of this process",

@@ -120,6 +120,31 @@ def test_of_samples_that_are_parts_of_one_tensor_only_the_parts_are_kept() -> No
     assert [(row.tolist(), number) for row, number in pickle.loads(kept)][7] == ([28.0, 29.0, 30.0, 31.0], 7)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3),
+        torch.zeros(0, 3),
+        torch.tensor([True, False]),
+        torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.arange(4.0).to_sparse(),
+        torch.arange(100.0)[10:14],
+    ],
+    ids=["number", "empty", "truth values", "bfloat16", "transposed", "conjugate", "channels last", "sparse", "part"],
+)
+def test_a_sample_comes_back_as_the_rank_had_it(tensor: torch.Tensor) -> None:
+    kept = kept_of([tensor])
+    assert isinstance(kept, bytes)
+    (back,) = pickle.loads(kept)
+    assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+    if tensor.layout is torch.strided and tensor.numel():
+        assert back.stride() == tensor.stride()
+
+
 def test_no_more_is_pickled_than_may_be_kept() -> None:
     assert "more than 256 MB" in kept_of([torch.zeros(100)], already=MOST_BYTES - 100)
     assert "cannot be pickled" in kept_of([lambda: None])

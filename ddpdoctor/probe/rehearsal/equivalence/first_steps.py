@@ -18,7 +18,7 @@ from ...observed import digest_of, parameters_of, tensor_digest
 from ...torch_compat import SHARDED_STATES, after_import, on_call, replaces
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
-from .feeding import COMPUTED, OWN, Draws, Feeding, read_all, seed, states
+from .feeding import COMPUTED, LENGTHS_FILE, OWN, Draws, Feeding, OfRanks, seed, states
 from .named_ranks import NamedRanks
 
 STEPS = 2
@@ -46,10 +46,10 @@ class FirstSteps:
         self._modules = modules
         self._alone = bool(spec.get("ranks"))
         """This process stands for all ranks, or for one of them, here or in another launch."""
-        self._from = str(spec.get("from", ""))
+        self._of_ranks = OfRanks(journal, spec)
         self._directory = os.path.join(journal.run_directory, "equivalence")
-        self._feeding = Feeding(journal, torch, spec, self._directory)
-        self._draws = Draws(journal, torch, self._feeding, spec, self._directory)
+        self._feeding = Feeding(journal, torch, spec, self._of_ranks, self._directory)
+        self._draws = Draws(journal, torch, self._feeding, spec, self._of_ranks, self._directory)
         self._draws.is_gradient = self._is_gradient
         self._optimizers: list[Any] = []
         self._prepared = 0
@@ -68,11 +68,18 @@ class FirstSteps:
         """What DDP wraps, or ``fully_shard`` has split, and what stands for it here."""
         self._known: set[int] = set()
         """Modules that were called, and those inside of sharded ones."""
-        self._wraps: list[dict[str, Any]] = read_all(self._from, "modules-0.pickle") if self._alone else []
-        self._facts: dict[str, Any] = {"reduced_precision": False, "plain_norms": False, "synced_norms": False}
-        if self._alone:
-            self._facts.update(json.loads(_text(os.path.join(self._from, "step-0-0.json")) or "{}").get("facts", {}))
         self._random: Any = None
+
+    @functools.cached_property
+    def _wraps(self) -> list[dict[str, Any]]:
+        """Modules of the ranks that none of this process was given the values of by now."""
+        return self._of_ranks.entries("modules-0.pickle")
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        facts = {"reduced_precision": False, "plain_norms": False, "synced_norms": False}
+        of_ranks = self._of_ranks.document("step-0-0.json") if self._alone else {}
+        return {**facts, **of_ranks.get("facts", {})}
 
     def install(self) -> None:
         """Seed, and hook loaders, random operators, modules, clipping and optimizers."""
@@ -98,7 +105,8 @@ class FirstSteps:
                 NamedRanks(journal, torch, self._directory, self._stop).install()
             on_call(journal, torch.distributed, "all_gather", after=self._gathered, harms=())
             self._normalise_by_rank()
-            self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
+            if journal.plan["equivalence"]["feed"] == "joined":
+                self._measure_alike()
 
     def _gathered(self, _: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Let what one process gathers of itself be what it gave, gradient and all: no other rank has a part in it."""
@@ -178,7 +186,7 @@ class FirstSteps:
                 pickle.dump(content, file)
 
     def _put(self, parameters: list[Any], name: str) -> None:
-        kept = read_all(self._from, name)
+        kept = self._of_ranks.entries(name)
         if not kept or [p.shape for p in kept[0]] != [p.shape for p in parameters]:
             return
         with self._torch.no_grad():
@@ -276,24 +284,27 @@ class FirstSteps:
 
     def _normalise_by_rank(self) -> None:
         """Let batch norms take the statistics of each rank's samples where the ranks do, which is known to differ."""
-        if not self._facts["plain_norms"] or self._facts["synced_norms"]:
-            return
         norm_class, torch, feeding = self._torch.nn.modules.batchnorm._BatchNorm, self._torch, self._feeding
+        steps = self
 
         @replaces("forward", norm_class)
         def forward_by_rank(forward: Any, module: Any, inputs: Any) -> Any:
             whole = sum(feeding.sizes)
             if not module.training or len(feeding.sizes) < 2 or inputs.shape[0] % whole:
                 return forward(module, inputs)
+            if not steps._facts["plain_norms"] or steps._facts["synced_norms"]:
+                return forward(module, inputs)
             times = inputs.shape[0] // whole
             return torch.cat([forward(module, part) for part in inputs.split([n * times for n in feeding.sizes])])
 
-    def _measure_alike(self, lengths: dict[str, int]) -> None:
+    def _measure_alike(self) -> None:
         """Let loaders be as long as those of a rank: with the batches of all ranks a pass has no more of them."""
+        of_ranks = self._of_ranks
 
         @replaces("__len__", self._torch.utils.data.DataLoader)
         def length_of_rank(length: Any, loader: Any) -> int:
-            known = lengths.get(str(getattr(loader, "_ddpdoctor_number", "")))
+            number = getattr(loader, "_ddpdoctor_number", None)  # A loader that is just made has none.
+            known = None if number is None else of_ranks.document(LENGTHS_FILE).get(str(number))
             return int(length(loader)) if known is None else known
 
     # What the optimizers get.
@@ -494,11 +505,3 @@ def _kept_whole(function: Any) -> Callable[..., Any]:
 
 def _hash(value: Any) -> str:
     return digest_of(repr(value).encode())
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
