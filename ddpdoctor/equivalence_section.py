@@ -12,6 +12,9 @@ COUNTED_TWICE = (
 )
 """The remedy of a loss that is divided by a count of all ranks and averaged over the ranks on top."""
 
+OWN_GRADIENTS = "each rank steps with a gradient"
+"""How it is said that gradients are not averaged, which other checks of a run say with the reason."""
+
 
 class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the ranks train what one process would on the same samples."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ddpdoctor.equivalence_section import OWN_GRADIENTS
 from ddpdoctor.examination import RefutedSuspicion
 from ddpdoctor.finding import (
     NAMED_BECAUSE,
@@ -126,7 +127,7 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
     Where the source explains the divergence of the run, its code, title, places and remedy lead, and the run adds the
     proof and the ranks; any other merged finding is told as the run saw it. The evidence of both is kept.
     """
-    run = list(_distinct(seen))
+    run = [one for one in _distinct(seen) if not _is_told_with_reason(one, seen)]
     left: list[Finding] = []
     confirmed: dict[int, list[Finding]] = {}
     for suspicion in _distinct(suspicions):
@@ -159,6 +160,14 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
             if _leaves(echo) and not _leaves(lead):  # The call moves; that ranks leave before another is mended apart.
                 run[index] = msgspec.structs.replace(run[index], remedy=f"{run[index].remedy} {echo.remedy}")
     return tuple(sorted((*run, *left), key=_rank))
+
+
+def _is_told_with_reason(one: Finding, seen: Sequence[Finding]) -> bool:
+    """Return whether gradients that are not averaged are told by a check that knows why, of the same backward."""
+    if not one.title.startswith(OWN_GRADIENTS):
+        return False
+    others = (other for other in seen if other.name in _SHOWN_BY_EFFECTS and other.name != one.name)
+    return any(_overlap(_all_places(other), one.locations) for other in others)
 
 
 def _are_rivals(causes: Sequence[Finding]) -> bool:

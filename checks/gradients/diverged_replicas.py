@@ -52,8 +52,10 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     RANKS,
     REDUCED,
+    Const,
     ExternalObject,
     Instance,
+    PerRank,
     Value,
     constant,
     is_agreed,
@@ -226,7 +228,7 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
         if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
             continue
         value = event.positional[1]
-        if _is_own(value) and _what(projection, event):
+        if (_is_own(value) or _is_of_some(value)) and _what(projection, event):
             from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
             seen.add(event.node)
@@ -244,6 +246,8 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
 
 def _why(value: Value, origin: str = "batches or clock") -> str:
     """Return why a value is not the same on all ranks."""
+    if _is_of_some(value):
+        return "what some ranks alone have computed decides this value"
     if REDUCED in tags_of(value):
         return "dist.reduce makes this value whole on one rank alone"
     return f"this value comes from the rank's own {origin}, and was not reduced"
@@ -251,6 +255,13 @@ def _why(value: Value, origin: str = "batches or clock") -> str:
 
 def _is_own(value: Value) -> bool:
     return is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
+
+
+def _is_of_some(value: Value) -> bool:
+    """Return whether a value is a constant on some ranks, and computed on the others."""
+    lanes = value.values if isinstance(value, PerRank) and not value.guessed else ()
+    known = [isinstance(one, Const) for one in lanes]
+    return any(known) and not all(known)
 
 
 def _leaves(module: Module, test: ast.AST) -> bool:

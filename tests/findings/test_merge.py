@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddpdoctor.equivalence_section import OWN_GRADIENTS
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.findings import merge, unrefuted
 from tests.report.examples import TRAIN, at, finding, hang, unsharded, unsharded_seen
@@ -218,3 +219,14 @@ def _on_rank(rank: int, line: int) -> Fact:
 
 def _stack(line: int) -> Fact:
     return Fact(text="seen", basis="rehearsal", rank=0, stack=(Frame(file=TRAIN, line=line, function="main"),))
+
+
+def test_gradients_that_are_not_averaged_are_told_once_with_their_reason() -> None:
+    reason = finding("DDP217", "misplaced-no-sync", Severity.ERROR, at(17), basis="rehearsal", evidence=(_fact(19),))
+    title = f"{OWN_GRADIENTS} of its own, which is not averaged"
+    unlike = finding("DDP223", "unlike-one-process", Severity.WARNING, at(19), basis="rehearsal", title=title)
+    elsewhere = finding("DDP223", "unlike-one-process", Severity.WARNING, at(40), basis="rehearsal", title=title)
+    doubled = msgspec.structs.replace(unlike, title="2 ranks compute 2.00 x the gradient that one process would")
+    assert [one.code for one in merge([], [reason, unlike])] == ["DDP217"]
+    assert [one.code for one in merge([], [unlike])] == ["DDP223"]
+    assert len(merge([], [reason, elsewhere])) == len(merge([], [reason, doubled])) == 2

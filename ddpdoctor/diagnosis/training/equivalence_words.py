@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.wording import count
-from ddpdoctor.equivalence_section import COUNTED_TWICE, EquivalenceSection
+from ddpdoctor.equivalence_section import COUNTED_TWICE, OWN_GRADIENTS, EquivalenceSection
 from ddpdoctor.finding import rank_list
 
 
@@ -82,7 +82,7 @@ def difference(section: EquivalenceSection) -> str:
         return "the loss has weights of classes that each rank takes from data of its own"
     if section.kind == "clipped":
         return f"{section.places[0][0]} clips the gradients of each rank by a norm of its own, before they are averaged"
-    return f"each rank steps with a gradient{of_modules} of its own, which is not averaged"
+    return f"{OWN_GRADIENTS}{of_modules} of its own, which is not averaged"
 
 
 def _counts(section: EquivalenceSection) -> bool:

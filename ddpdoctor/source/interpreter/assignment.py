@@ -307,7 +307,8 @@ def _fill(machine: Machine, held: ast.expr, value: Value) -> None:
 
 
 _MUTATORS = frozenset(
-    {"append", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault", "fill_", "copy_"}
+    {"append", "appendleft", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault"}
+    | {"fill_", "copy_"}
 )
 _VIEWS: Mapping[str, Callable[[DictValue], Value]] = {
     "keys": lambda mapped: SequenceValue(tuple(Const(key) for key, _ in mapped.entries)),
@@ -439,7 +440,7 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
         more = arguments[0].entries if isinstance(arguments[0], DictValue) else ()
         return DictValue(tuple({**dict(receiver.entries), **dict(more)}.items()))
     if (
-        name != "append"
+        name not in ("append", "add", "appendleft")
         or not isinstance(receiver, SequenceValue)
         or len(arguments) != 1
         or isinstance(arguments[0], PerRank)

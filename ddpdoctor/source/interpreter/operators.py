@@ -236,6 +236,8 @@ def _identical(left: Value, right: Value) -> bool | None:
 def _contains(container: Value, item: Value) -> bool | None:
     if isinstance(item, _CLASSES) and isinstance(container, SequenceValue) and not container.open:
         return item in container.values if all(isinstance(one, _CLASSES) for one in container.values) else None
+    if isinstance(container, (DictValue, SequenceValue)) and truth(container) is False:
+        return False
     if not isinstance(item, Const):
         return None
     if isinstance(container, Const) and isinstance(container.value, str) and isinstance(item.value, str):

@@ -159,6 +159,10 @@ def _as_texts(machine: Machine, given: Arguments) -> Arguments:
     return Arguments([text_of(machine, value) for value in given.positional], given.named, given.complete)
 
 
+_FILLED_LATER = frozenset({"builtins.list", "builtins.set", "collections.deque"})
+"""What makes, of nothing, a container that is followed as a list is."""
+
+
 @lru_cache(maxsize=16_384)
 def _handler_of(name: str) -> Handler:
     """Return what a call does, by the full name of the function."""
@@ -189,6 +193,14 @@ def _handler_of(name: str) -> Handler:
     if name in RUNNERS:
         return partial(run_callback, of_command_line=name in COMMAND_LINES)
     plain, function = plain_handler_of(name), BUILTIN_CALLS.get(name.removeprefix("builtins."))
+    if name in _FILLED_LATER:
+        return lambda machine, node, given: (
+            SequenceValue(())
+            if not given.positional
+            else plain(machine, node, given)
+            if function is None or given.named
+            else by_rank(function, *given.positional)
+        )
     if function is not None and name.startswith("builtins."):
         return lambda machine, node, given: (
             plain(machine, node, given) if given.named else by_rank(function, *given.positional)
@@ -620,7 +632,7 @@ _SPECIAL: dict[str, Handler] = {
     "builtins.globals": lambda machine, node, given: ProjectModule(machine.frame.module.name),
     "importlib.import_module": import_by_name,
     "builtins.__import__": import_by_name,
-    "builtins.dict": make_dict,
+    **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), make_dict),
     "builtins.range": _range,
     "itertools.islice": _islice,
     **dict.fromkeys(
