@@ -17,6 +17,7 @@ from ddpdoctor.finding import (
     Frame,
     Location,
     Refuted,
+    Severity,
     Trouble,
     meets,
     of_frame,
@@ -166,6 +167,8 @@ def _is_told_with_reason(one: Finding, seen: Sequence[Finding]) -> bool:
     """Return whether gradients that are not averaged are told by a check that knows why, of the same backward."""
     if not one.title.startswith(OWN_GRADIENTS):
         return False
+    if any(other.name == "unused-parameters" and other.severity is Severity.ERROR for other in seen):
+        return True  # DDP waits for what never comes, and averages nothing.
     others = (other for other in seen if other.name in _SHOWN_BY_EFFECTS and other.name != one.name)
     return any(_overlap(_all_places(other), one.locations) for other in others)
 
@@ -220,8 +223,8 @@ def _led(seen: Finding, cause: Finding) -> Finding:
     proof = Fact(text=seen.title, basis=next(iter(seen.basis)), location=seen.location)
     known = tuple(place for place in seen.locations if not any(meets(place, own) for own in cause.locations))
     both, blamed = _joined(seen, cause), _ranks_to_blame(seen, cause)
-    # What the source only suspected, the run says as a fact.
-    proved = seen.code == cause.code and not cause.severity.at_least(seen.severity)
+    # What the source only suspected, the run says as a fact; but by what a rank decides, only the source says.
+    proved = seen.code == cause.code and not cause.severity.at_least(seen.severity) and cause.trouble != "data-branch"
     kept = (fact for fact in both.evidence if NAMED_BECAUSE not in fact.text or fact.rank in blamed)
     return msgspec.structs.replace(
         _renamed(both, cause),

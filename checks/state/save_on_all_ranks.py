@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from ddpdoctor.check import Check, Script, Via
 from ddpdoctor.finding import Finding, Severity, grouped
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.files import appended_files, shared_saves
+from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
 
 CHECK = Check(
     code="DDP601",
@@ -53,7 +53,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
             locations=tuple(one.event.location for one in (save, *others[: MAXIMUM_PLACES - 1])),
-            because=("there is no rank test around this call or its callers", save.event),
+            because=(_why(save), save.event),
         )
 
     for use in appended_files(whole_projection(script)):
@@ -65,6 +65,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             because=("there is no rank test around this call or its callers", Via(location, use.event.chain)),
             severity=Severity.ADVICE,
         )
+
+
+def _why(save: SharedSave) -> str:
+    if save.guard is None:
+        return "there is no rank test around this call or its callers"
+    condition = save.event.module.excerpt(save.guard.node, 60)
+    return f"the other ranks write the same file in the other arm of `{condition}`"
 
 
 in_run = CHECK.judged_by(

@@ -51,6 +51,7 @@ from ddpdoctor.source.queries.files import (
     writes,
 )
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, noted
+from ddpdoctor.source.queries.spelled_paths import spelled
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import made_from
 
@@ -101,7 +102,7 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
         for save in reversed(saves):
             if not load.event.ranks & ~save.event.ranks:
                 continue  # Each reader wrote it before, and waits for itself alone.
-            if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(save, load):
+            if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(projection, save, load):
                 if not _is_awaited(save.event, load.event, waits):
                     seen.add(load.event.node)
                     who = _does(save.event, "write", "writes")
@@ -189,11 +190,16 @@ def _by_one(ranks: int) -> bool:
     return not ranks & (ranks - 1) or ranks == 0b0101
 
 
-def _same(save: FileUse, load: FileUse) -> bool:
+def _same(projection: Projection, save: FileUse, load: FileUse) -> bool:
     one, other = save.path, load.path
     if isinstance(constant(one), str) or isinstance(constant(other), str):
         return constant(one) == constant(other)
-    return one == other and save.event.scopes == load.event.scopes and save.source == load.source
+    if one == other and save.event.scopes == load.event.scopes and save.source == load.source:
+        return True
+    if save.node is None or load.node is None:
+        return False
+    written = spelled(projection, save.event, save.node)
+    return bool(written) and written == spelled(projection, load.event, load.node)
 
 
 def _is_awaited(save: Event, load: Event, waits: Sequence[Event]) -> bool:

@@ -309,6 +309,10 @@ def _compare(
             if left is not None:
                 yield left
                 yield from _behind_forward(left)
+                on, other_on = _going_on(tree[here:]), _going_on(other_tree[there:])
+                if on is not None or other_on is not None:
+                    ways = on or tree[here:], other_on or other_tree[there:]
+                    yield from _compare(projection, (ranks, ways[0]), (other_ranks, ways[1]), around)
             return
         swapped = _swapped(rest, other_rest)
         if swapped is not None:
@@ -327,6 +331,15 @@ def _compare(
         elif back is not None:
             yield msgspec.structs.replace(back, missing_next=_with_events(rest, around[0]))
             there += 1
+
+
+def _going_on(tree: Tree) -> Tree | None:
+    """Return what ranks do that did not leave by the condition that a tree begins with; None where it is none."""
+    branch = tree[0] if tree else None
+    if not isinstance(branch, Branch):
+        return None
+    going = [arm for arm in branch.arms if next(events_in(arm), None) is not None]
+    return (*going[0], *tree[1:]) if len(going) == 1 else None
 
 
 def _swapped(rest: Tree, other_rest: Tree) -> tuple[int, int, Event, Event] | None:

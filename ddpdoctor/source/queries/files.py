@@ -254,7 +254,7 @@ class SharedSave(msgspec.Struct, frozen=True, eq=False):
     path: str
     """Source of the path argument."""
     guard: Guard | None
-    """The test of the local rank."""
+    """The test of the local rank; or the one that lets these ranks write here, and all others elsewhere."""
 
 
 def shared_saves(projection: Projection) -> Iterator[SharedSave]:
@@ -281,6 +281,21 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
         elif guard is not None:
             found.setdefault(place, SharedSave(event, "local-rank", use.shown, guard))
     yield from found.values()
+    yield from _saves_in_both_arms(projection)
+
+
+def _saves_in_both_arms(projection: Projection) -> Iterator[SharedSave]:
+    """Yield the write of some ranks where all other ranks write to the same path in the other arm of one condition."""
+    by_arm: dict[tuple[ast.AST, str], list[FileUse]] = {}
+    for use in writes(projection):
+        event = use.event
+        if len(event.guards) == 1 and _is_result(use) and is_one_path(use.path) and not event.in_parent:
+            by_arm.setdefault((event.guards[0].node, use.source), []).append(use)
+    for uses in by_arm.values():
+        first, second = uses[0], uses[-1]
+        apart = not first.event.ranks & second.event.ranks and not is_in_turns(projection, second.event)
+        if apart and first.event.ranks | second.event.ranks == ALL_RANKS and first.path == second.path:
+            yield SharedSave(second.event, "all", second.shown, second.event.guards[0])
 
 
 def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
