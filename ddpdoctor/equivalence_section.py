@@ -66,4 +66,6 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """Of the elements of the gradients that were compared."""
     beside: tuple[str, ...] = ()
     """Buffers, and states of the optimizer, that differ after a first step of equal gradients."""
+    unclipped: bool = False
+    """They are compared as they were before the script clips them."""
     seconds: float = 0.0

@@ -102,7 +102,11 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
         for save in reversed(saves):
             if not load.event.ranks & ~save.event.ranks:
                 continue  # Each reader wrote it before, and waits for itself alone.
-            if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(projection, save, load):
+            if (
+                save.event.ordinal < load.event.ordinal
+                and save.event.root == load.event.root
+                and _same(projection, save, load)
+            ):
                 if not _is_awaited(save.event, load.event, waits):
                     seen.add(load.event.node)
                     who = _does(save.event, "write", "writes")

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.equivalence import APART, Runs, Step, compare, needs_controls, read_step, unclear
+from ddpdoctor.diagnosis.training.equivalence import APART, compare, needs_controls, unclear
+from ddpdoctor.diagnosis.training.first_steps import Runs, Step, read_step
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
@@ -38,6 +39,10 @@ from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.catalogue.run_checks import CheckResult
+    from ddpdoctor.examination import RehearsalSection
     from ddpdoctor.monitor.rehearsal import BegunRehearsal
 
 LEAST_S = 5.0
@@ -64,6 +69,58 @@ class Against(msgspec.Struct, frozen=True):
 
     command: str
     request: RehearsalRequest
+
+
+STEPS_COMPARED = 2
+SHARE_OF_LIMIT = 0.2
+"""Of the time limit: a rehearsal that took more leaves no time to run the first steps of the script twice, and up to
+three more times where they differ."""
+
+
+def is_compared(
+    rehearsed: RehearsalRequest,
+    rehearsal: RehearsalSection,
+    *,
+    wanted: bool | None,
+    thorough: bool,
+    raised: bool = False,
+) -> bool:
+    """Return whether a rehearsal is to be compared; ``wanted`` is None for one that is short enough.
+
+    What ends a script behind its first steps, the time limit or what a rank ``raised``, does not keep them from being
+    compared; ranks that part do.
+    """
+    if wanted is not None:
+        ended = rehearsal.status == "failed" or not rehearsal.told_by or raised
+        return wanted and (rehearsal.status == "completed" or (rehearsal.steps >= STEPS_COMPARED and ended))
+    return thorough or rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
+
+
+def after_rehearsal(
+    rehearsed: RehearsalRequest,
+    rehearsal: RehearsalSection,
+    record: RunRecord,
+    results: Sequence[CheckResult],
+    on_progress: Callable[[Progress], None],
+    against: Against | None,
+    *,
+    wanted: bool | None,
+    thorough: bool,
+) -> EquivalenceSection | None:
+    """Compare after a rehearsal and say, where that is ``wanted`` for certain, why it cannot be done; else None."""
+    command = against.command if against is not None else ""
+    raised = any(rank.exceptions for rank in record.ranks)
+    if not is_compared(rehearsed, rehearsal, wanted=wanted, thorough=thorough, raised=raised):
+        made = f"the ranks made {rehearsal.steps} of the {STEPS_COMPARED} optimizer steps that are compared"
+        why = made if rehearsal.steps < STEPS_COMPARED else "the ranks part in the rehearsal"
+        return unclear(why, against=command) if wanted else None
+    # The ranks that are compared draw alike, which makes replicas equal that each rank draws for itself.
+    drifted = (one for result in results for one in result.from_run if one.name == "diverged-replicas")
+    if (told := next(drifted, None)) is not None:
+        return unclear(f"the ranks train with different parameters, of which {told.code} speaks", against=command)
+    # A port of the host, which jobs with the network share, may be a constant of the script.
+    apart = record.job.overlay and not record.job.network and record.job.device != "cuda"
+    return compared(rehearsed, on_progress, 0.0 if wanted else rehearsal.seconds, against, apart=apart)
 
 
 def equivalence(
@@ -343,9 +400,11 @@ def _refusal(record: RunRecord) -> str:
 
 
 def _death_in(record: RunRecord) -> str:
-    """Return which rank was killed, and what its abort printed; empty where none was."""
+    """Return which rank was killed, and what its abort printed, or what one raised; empty where none was or did."""
     killed = next((rank for rank in record.ranks if rank.signal), None)
     if killed is None or killed.signal is None:
+        for number, raised in ((rank.rank, one) for rank in record.ranks for one in rank.exceptions):
+            return f": rank {number} raised {raised.type}: {headline(raised)[:MESSAGE_CHARACTERS]}"
         return ""
     said = re.search(r"what\(\):\s*(.+)", record.job.output_tail)
     why = f" ({said[1].strip()[:MESSAGE_CHARACTERS]})" if said is not None else ""

@@ -206,32 +206,6 @@ def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> boo
     return rehearsal.status == "completed" and not any(one.severity.at_least(Severity.WARNING) for one in proved)
 
 
-STEPS_COMPARED = 2
-SHARE_OF_LIMIT = 0.2
-"""Of the time limit: a rehearsal that took more leaves no time to run the first steps of the script twice, and up to
-three more times where they differ."""
-
-
-def is_compared(
-    rehearsed: RehearsalRequest,
-    rehearsal: RehearsalSection,
-    results: Sequence[CheckResult],
-    *,
-    asked: bool | None,
-    thorough: bool,
-) -> bool:
-    """Return whether a rehearsal is to be compared with one process; ``asked`` as in ``ExamineRequest``."""
-    from ddpdoctor.launch.rehearsal_plan import time_limit_s
-
-    if asked is not None:
-        # What ends a script behind its first steps, the time limit too, does not keep them from being compared; ranks
-        # that part do.
-        reached = rehearsal.steps >= STEPS_COMPARED and (rehearsal.status == "failed" or not rehearsal.told_by)
-        return asked and (rehearsal.status == "completed" or reached)
-    is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
-    return is_clean(rehearsal, results) and (thorough or is_short)
-
-
 def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
     """Return the checks that look at the comparison with one process."""
     return [entry for entry in entries if "equivalence" in load(entry).check.needs]
@@ -410,22 +384,19 @@ def examine_and_record(
     for trouble, earlier in proofs:
         results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
     section = None
-    if (
-        record is not None
-        and rehearsed is not None
-        and is_compared(rehearsed, rehearsal, results, asked=asked, thorough=request.thorough)
-    ):
+    if record is not None and rehearsed is not None and asked is not False:
         from ddpdoctor.diagnosis.training.equivalence_words import sentence
-        from ddpdoctor.examine.equivalence import compared
+        from ddpdoctor.examine.equivalence import after_rehearsal
 
-        spent_s = rehearsal.seconds if asked is None else 0.0
-        # A port of the host, which jobs with the network share, may be a constant of the script.
-        apart = record.job.overlay and not record.job.network and record.job.device != "cuda"
-        section = compared(rehearsed, on_progress, spent_s, against, apart=apart)
-        record = with_comparison(record, section)
-        if section.status != "differs":
-            rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))
-        results = with_run_of(results, run_live_checks(of_comparison(choice.entries), record))
+        wanted = True if asked else None if is_clean(rehearsal, results) else False
+        section = after_rehearsal(
+            rehearsed, rehearsal, record, results, on_progress, against, wanted=wanted, thorough=request.thorough
+        )
+        if section is not None:
+            record = with_comparison(record, section)
+            results = with_run_of(results, run_live_checks(of_comparison(choice.entries), record))
+            if section.status != "differs":
+                rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):

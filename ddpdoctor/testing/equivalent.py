@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare
+from ddpdoctor.diagnosis.training.equivalence import compare
 from ddpdoctor.diagnosis.training.equivalence_words import sentence
+from ddpdoctor.diagnosis.training.first_steps import Gradient, Runs, Step
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.testing.warm_rank import imported
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.checks.gradients import unlike_one_process
-from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, read_step
+from ddpdoctor.diagnosis.training.equivalence import compare
 from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy, sentence
+from ddpdoctor.diagnosis.training.first_steps import Gradient, Runs, Step, read_step
 from ddpdoctor.finding import Finding
 from ddpdoctor.record.model import Job, RunRecord
 

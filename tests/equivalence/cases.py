@@ -84,6 +84,7 @@ REDUCE = """        for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= world
 """
+_STEP_OF_LANGUAGE = "        optimizer.step()\n"
 _CLIP_LAST = "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
 _ACCUMULATED = "            loss = F.mse_loss(model(x), y) / STEPS\n            loss.backward()\n"
 FOUR = ("STEPS = 2", "STEPS = 4")
@@ -153,6 +154,22 @@ FAULTS = (
         "weighted",
         says="tokens",
         quick=True,
+    ),
+    Case(
+        "language: the mean over the tokens of each rank, and clipped",
+        "language",
+        ((ALL_REDUCED, ""), (" * world / tokens", " / tokens"), (_STEP_OF_LANGUAGE, f"{_CLIP}{_STEP_OF_LANGUAGE}")),
+        "weighted",
+        says="before they are clipped",
+        quick=True,
+    ),
+    Case(
+        "vision: the loss times the world size, and clipped",
+        "vision",
+        (*_TIMES_WORLD, (STEP, f"    {_CLIP}{STEP}")),
+        "scaled",
+        2.0,
+        says="before they are clipped",
     ),
     Case(
         "language: all tokens counted, and the mean of DDP forgotten",

@@ -277,6 +277,12 @@ CORRECT = (
         quick=True,
     ),
     Case(
+        "vision: clipped to a small norm",
+        "vision",
+        ((STEP, f"            nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n{STEP}"),),
+        says="compute the gradient that one process would",
+    ),
+    Case(
         "vision: values clipped, by keyword",
         "vision",
         ((STEP, f"            nn.utils.clip_grad_value_(list(model.parameters()), clip_value=50.0)\n{STEP}"),),

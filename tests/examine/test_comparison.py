@@ -8,30 +8,31 @@ import msgspec
 import pytest
 
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.examine.one_script import is_compared
+from ddpdoctor.examine.equivalence import is_compared
 from ddpdoctor.launch.request import RehearsalRequest
 
 REQUEST = RehearsalRequest(script=Path("/train.py"))
 DONE = RehearsalSection(status="completed", steps=4, seconds=1.0)
 FAILED = msgspec.structs.replace(DONE, status="failed")
 STOPPED = msgspec.structs.replace(DONE, status="stopped")
+PARTED_BY_EXCEPTION = msgspec.structs.replace(STOPPED, told_by=frozenset({"hang"}))
 
 
 @pytest.mark.parametrize(
-    ("section", "asked", "is_one"),
+    ("section", "wanted", "is_one"),
     [
         (DONE, None, True),
         (DONE, False, False),
         (msgspec.structs.replace(DONE, seconds=1e4), None, False),
         (msgspec.structs.replace(DONE, seconds=1e4), True, True),
-        (FAILED, None, False),
         (FAILED, True, True),
         (msgspec.structs.replace(FAILED, steps=1), True, False),
-        (STOPPED, None, False),
         (STOPPED, True, True),
         (msgspec.structs.replace(STOPPED, steps=1), True, False),
         (msgspec.structs.replace(STOPPED, told_by=frozenset({"hang"})), True, False),
+        (PARTED_BY_EXCEPTION, True, True),
     ],
 )
-def test_what_is_compared(section: RehearsalSection, asked: bool | None, is_one: bool) -> None:
-    assert is_compared(REQUEST, section, (), asked=asked, thorough=False) is is_one
+def test_what_is_compared(section: RehearsalSection, wanted: bool | None, is_one: bool) -> None:
+    raised = section is PARTED_BY_EXCEPTION
+    assert is_compared(REQUEST, section, wanted=wanted, thorough=False, raised=raised) is is_one

@@ -10,12 +10,12 @@ samples. Whatever these do not explain is no alarm.
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnosis.training.first_steps import Runs, Step, unclipped
 from ddpdoctor.diagnosis.training.vectors import Vector, distance, dot, fit, minus, norm, shares
 from ddpdoctor.equivalence_section import EquivalenceSection
 
@@ -39,117 +39,6 @@ EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
 APART = "the ranks begin with different parameters"
 """Then no process can be given those of all of them."""
-
-
-class Gradient(msgspec.Struct, frozen=True):
-    """What a process got for a parameter."""
-
-    wrap: int
-    name: str
-    values: Vector | None
-    """At the optimizer; None where there is none."""
-    local: Vector | None
-    """What backward added to it; None where that was not recorded."""
-    piece: int = 0
-    """So many elements each rank holds, one after the other; 0 where it is not divided so."""
-    stride: int = 1
-    """One of so many elements is in the values."""
-
-
-class Step(msgspec.Struct, frozen=True):
-    """What an optimizer got in one step of one process."""
-
-    optimizer: int
-    ordinal: int
-    gradients: tuple[Gradient, ...]
-    clips: tuple[Mapping[str, Any], ...] = ()
-    """File, line, name, norm before and the most that it may have."""
-    losses: tuple[Sequence[Any], ...] = ()
-    """File, line, digest of the weights of classes, targets that count."""
-    scalings: Mapping[tuple[str, str, int], float] = {}
-    """By which numbers losses are multiplied or divided: ``mul`` or ``div``, file and line, …"""
-    scaled_back: tuple[tuple[str, float], ...] = ()
-    """… which of these operations a backward has, …"""
-    counted: Mapping[tuple[str, str, int], tuple[str, int]] = {}
-    """… and where the number of a scaling was all-reduced."""
-    rescaled: tuple[tuple[str, int], ...] = ()
-    """Lines that multiply gradients after a backward."""
-    entered: Mapping[str, tuple[str, int]] = {}
-    """Digests of data that entered the loss and that no process is given, and where."""
-    state: str = ""
-    """A digest of the parameters before the step."""
-    unmatched_draws: int = 0
-    random: str = ""
-    random_moved: bool = False
-    facts: Mapping[str, bool] = {}
-    norm: float = 0.0
-    """Of all gradients."""
-    drawn: str = ""
-    """A digest of the first samples that the process itself read."""
-    share: float = 1.0
-    """Of the elements of all gradients that was kept."""
-    beside: Mapping[str, Vector] = {}
-    """What buffers and the optimizer hold after the step, a part of each, by what it is."""
-
-
-class Runs(msgspec.Struct, frozen=True):
-    """The first steps, in each way in which they were made."""
-
-    ranks: tuple[tuple[Step, ...], ...]
-    """By rank, …"""
-    one: tuple[Step, ...]
-    """… in one process on the samples of all of them, …"""
-    again: tuple[tuple[Step, ...], ...] = ()
-    """… by rank once more, with parameters that differ in their last places, …"""
-    alone: tuple[tuple[Step, ...], ...] = ()
-    """… and in one process on the samples of each."""
-    cuts: tuple[tuple[str, str, int], ...] = ()
-    """Kind, file and line of gathers that cut a graph in the ranks."""
-    has_loaders: bool = True
-    in_turn: bool = False
-    """One process got the batches one after the other; then there are no runs on the samples of one rank."""
-    others: tuple[tuple[Step, ...], ...] = ()
-    """The other ranks of another launch, whose first stands in place of one process, …"""
-    against: str = ""
-    """… and its command."""
-
-
-def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
-    """Return a step as a process wrote it; raises ValueError and KeyError where it is damaged."""
-    gradients, at = [], 0
-    for row in head["parameters"]:
-        found: list[Vector | None] = []
-        for there in (row["gradient"], row["local"]):
-            found.append(numbers[at : at + row["kept"]] if there else None)
-            at += row["kept"] if there else 0
-        values, local = found
-        piece, stride = int(row["piece"]), int(row["stride"])
-        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), values, local, piece, stride))
-    if at != len(numbers):
-        raise ValueError("a step has other numbers than its head says")
-    kept = [row for row in head["parameters"] if row["kept"]]
-    return Step(
-        optimizer=int(head["optimizer"]),
-        ordinal=int(head["ordinal"]),
-        gradients=tuple(gradients),
-        clips=tuple(head["clips"]),
-        losses=tuple(head["losses"]),
-        scalings={(str(kind), str(file), int(line)): float(by) for kind, file, line, by in head["scalings"]},
-        scaled_back=tuple((str(kind), float(by)) for kind, by in head["scaled_back"]),
-        counted={
-            (str(kind), str(file), int(line)): (str(at), int(row)) for kind, file, line, at, row in head["counted"]
-        },
-        rescaled=tuple((str(file), int(line)) for file, line in head["rescaled"]),
-        entered={str(digest): (str(file), int(line)) for digest, file, line in head["entered"]},
-        state=str(head["state"]),
-        unmatched_draws=int(head["unmatched_draws"]),
-        random=str(head["random"]),
-        random_moved=bool(head["random_moved"]),
-        facts=head["facts"],
-        norm=float(head["norm"]),
-        drawn=str(head["drawn"]),
-        share=sum(row["kept"] for row in kept) / max(1, sum(math.prod(row["shape"]) for row in kept)) if kept else 1.0,
-    )
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -196,6 +85,7 @@ def compare(runs: Runs) -> EquivalenceSection:
         return unclear("no optimizer step was made in both")
     if problem := _other_steps(runs, steps):
         return unclear(problem)
+    clipped, runs = runs, unclipped(runs, steps)
     rows = [row for number in range(steps) for row in _rows(runs, number)]
     if not all(math.isfinite(sum(v)) for row in rows for v in (*row.ranks, row.one) if v is not None):
         return unclear("a gradient holds numbers that are not finite")
@@ -212,7 +102,8 @@ def compare(runs: Runs) -> EquivalenceSection:
         of_all: dict[str, Any] = {"ranks": len(runs.ranks), "steps": steps, "parameters": len(names)}
         return EquivalenceSection(status="equal", equal=len(names), zero=True, **of_all)
     judge = _Judge(runs, rows, tolerance, scale * tolerance * NEGLIGIBLE, steps)
-    return judge.verdict(by_rank=bool(facts.get("plain_norms")) and not facts.get("synced_norms"))
+    section = judge.verdict(by_rank=bool(facts.get("plain_norms")) and not facts.get("synced_norms"))
+    return msgspec.structs.replace(section, unclipped=runs is not clipped)
 
 
 def needs_controls(section: EquivalenceSection) -> bool:

@@ -38,6 +38,10 @@ def _other(section: EquivalenceSection) -> str:
 
 def difference(section: EquivalenceSection) -> str:
     """Return how the gradients differ."""
+    return _difference(section) + (", before they are clipped" if section.unclipped else "")
+
+
+def _difference(section: EquivalenceSection) -> str:
     ranks, times = section.ranks, f"{section.factor or 0:.2f} × the gradient"  # noqa: RUF001
     would, norms = _other(section), ""
     if section.against:

@@ -315,24 +315,28 @@ class FirstSteps:
 
         @functools.wraps(clip)
         def noted(*arguments: Any, **options: Any) -> Any:
-            given = {**dict(zip((first, bound), arguments)), **options}
+            given = {**dict(zip((first, bound, "norm_type"), arguments)), **options}
             parameters = given.get(first)
             if not isinstance(parameters, (steps._torch.Tensor, type(None))):
                 # Read twice, which an iterator over them is not.
                 parameters = list(parameters)
                 arguments = (parameters, *arguments[1:])
                 options.pop(first, None)
-            steps._journal.guarded(steps._note_clip, name, parameters, given.get(bound), sys._getframe(1), harms=())
+            kind = given.get("norm_type", 2.0) if name == "clip_grad_norm_" else None
+            steps._journal.guarded(
+                steps._note_clip, name, parameters, given.get(bound), kind, sys._getframe(1), harms=()
+            )
             return clip(*arguments, **options)
 
         for module in (self._torch.nn.utils, sys.modules["torch.nn.utils.clip_grad"]):
             setattr(module, name, noted)
 
-    def _note_clip(self, name: str, parameters: Any, bound: Any, frame: Any) -> None:
+    def _note_clip(self, name: str, parameters: Any, bound: Any, kind: Any, frame: Any) -> None:
         if len(self._clips) < 64:
-            norm = _norm([parameters] if isinstance(parameters, self._torch.Tensor) else parameters)
+            clipped = [parameters] if isinstance(parameters, self._torch.Tensor) else parameters
             file, line = next(((found[0], found[1]) for found in self._journal.user_code.frames_here(frame)), ("", 0))
-            self._clips.append({"file": file, "line": line, "norm": norm, "most": float(bound), "name": name})
+            clip = {"file": file, "line": line, "norm": _norm(clipped), "most": float(bound), "name": name}
+            self._clips.append({**clip, "gradients": sum(p.grad is not None for p in clipped), "is_2_norm": kind == 2})
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if os.getpid() != self._journal.pid or self._journal.rank is None:
