@@ -129,7 +129,7 @@ def item_at(value: Value, key: object) -> Value:
                 return container.values[key]
         if isinstance(container, DictValue):
             for name, entry in container.entries:
-                if name == key:
+                if name == key or (name is OPEN and isinstance(entry, Instance)):
                     return entry
         if isinstance(container, OneOf):
             options = [of_one(option) for option in container.options if option != NONE]
@@ -199,6 +199,10 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
         held_by = [{**dict(one.entries), key: value} for one in container.options if isinstance(one, DictValue)]
         either: list[Value] = [DictValue(tuple(one.items())) for one in held_by]
         _fill(machine, target.value, reduce(partial(join, varying=container.varying), either))
+    elif isinstance(container, DictValue) and isinstance(value, Instance) and not parts_held(machine, value):
+        entries = dict(container.entries)
+        entries[OPEN] = join(entries.get(OPEN), value)  # Meters by the names of losses, say.
+        _fill(machine, target.value, DictValue(tuple(entries.items())))
     elif isinstance(container, (DictValue, SequenceValue, TensorSize)):
         mixture = derived((container, value), held := parts_held(machine, value))
         tags = mixture.tags - {MEMBERS}  # How many rows a value has is not how many values there are.
@@ -310,19 +314,29 @@ _MUTATORS = frozenset(
     {"append", "appendleft", "extend", "insert", "update", "pop", "remove", "clear", "add", "setdefault"}
     | {"fill_", "copy_"}
 )
-_VIEWS: Mapping[str, Callable[[DictValue], Value]] = {
-    "keys": lambda mapped: SequenceValue(tuple(Const(key) for key, _ in mapped.entries)),
-    "values": lambda mapped: SequenceValue(tuple(value for _, value in mapped.entries)),
-    "items": lambda mapped: SequenceValue(tuple(SequenceValue((Const(key), value)) for key, value in mapped.entries)),
+_VIEWS: Mapping[str, Callable[[Value, Value], Value]] = {
+    "keys": lambda key, value: key,
+    "values": lambda key, value: value,
+    "items": lambda key, value: SequenceValue((key, value)),
 }
-"""Methods that show what a dict with constant keys holds."""
+"""Methods that show what a dict holds, and what each of its entries is there."""
+
+
+def _view(name: str, mapped: DictValue) -> SequenceValue:
+    if is_open(mapped):
+        return SequenceValue((_VIEWS[name](UNIFORM, reduce(join, (value for _, value in mapped.entries))),), open=True)
+    return SequenceValue(tuple(_VIEWS[name](Const(key), value) for key, value in mapped.entries))
 
 
 def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value | None:
     """Return the result of a method of a list, a dict or a text; None when it is not known."""
     receiver, name = function.receiver, function.name
     if isinstance(receiver, DictValue) and name in _VIEWS and not arguments:
-        return _VIEWS[name](receiver)
+        return _view(name, receiver)
+    if isinstance(receiver, OneOf) and name in _VIEWS and not arguments:
+        entries = [entry for one in receiver.options if isinstance(one, DictValue) for _, entry in one.entries]
+        if entries and all(isinstance(option, Instance) for entry in entries for option in options_of(entry)):
+            return _view(name, DictValue(((OPEN, reduce(join, entries)),)))
     if isinstance(receiver, DictValue) and name == "get" and arguments:
         key = constant(arguments[0])
         classes = one_of_callables(machine, node, arguments[0], receiver) if key is ... else None

@@ -53,6 +53,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_guessed,
+    is_open,
     is_too_large,
     is_varying,
     join,
@@ -373,6 +374,10 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
     if isinstance(container, DictValue) and (kept := one_of_callables(machine, node, key, container)) is not None:
         return kept
+    if isinstance(container, DictValue) and is_open(container):
+        values = [value for _, value in container.entries]
+        if all(isinstance(value, Instance) for value in values):
+            return reduce(join, values)
     result = derived((container, key))
     if isinstance(container, Unknown) and has_own_keys(machine, node, container, key):
         overwrite(machine, node.value, Unknown(True, False, result.tags | {MEMBERS}))  # The key is made.

@@ -516,12 +516,22 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
         return _join_unknown(one, other, varying)
     if isinstance(one, Const) and isinstance(other, Const) and one.value is not None and other.value is not None:
         return Unknown(varying)
+    for empty, filled in ((one, other), (other, one)):
+        if empty == DictValue(()) and isinstance(filled, DictValue) and is_open(filled) and not varying:
+            return filled
     options = list(dict.fromkeys((*options_of(one), *options_of(other))))
     if len(options) > (MAXIMUM_OBJECTS if all(map(_is_of_objects, options)) else MAXIMUM_OPTIONS):
+        entries = [entry for one in options if isinstance(one, DictValue) for _, entry in one.entries]
+        if all(isinstance(one, DictValue) for one in options) and all(map(_is_object, entries)):
+            return DictValue(((OPEN, reduce(join, entries)),))  # Objects by names: any of them may be there.
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
     either = any(isinstance(value, OneOf) and value.varying for value in (one, other))
     return OneOf(tuple(options), varying or either)
+
+
+def _is_object(entry: Value) -> bool:
+    return all(isinstance(option, Instance) for option in options_of(entry))
 
 
 def _is_of_objects(option: Value) -> bool:
@@ -622,7 +632,7 @@ def truth(value: Value) -> bool | None:
     if isinstance(value, SequenceValue):
         return None if value.open else bool(value.values)
     if isinstance(value, DictValue):
-        return bool(value.entries)
+        return None if is_open(value) else bool(value.entries)
     if isinstance(value, OneOf):
         outcomes = {truth(option) for option in value.options}
         return outcomes.pop() if len(outcomes) == 1 else None

@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     NO_SYNC,
     NONE,
     OPAQUE,
+    OPEN,
     OWN_FOLDER,
     OWN_ROWS,
     REDUCED,
@@ -28,6 +29,7 @@ from ddpdoctor.source.interpreter.values import (
     Arguments,
     BoundMethod,
     Const,
+    DictValue,
     External,
     ExternalObject,
     Function,
@@ -589,10 +591,19 @@ def _field(machine: Machine, node: ast.AST, given: Arguments) -> Value:
     return given.named.get("default", UNIFORM)
 
 
+def _make_growing(machine: Machine, node: ast.AST, given: Arguments) -> Value:
+    """Return a dict that makes what it lacks; of a class of the project, one object stands for all that it makes."""
+    factory = given.value("default_factory", 0)
+    made = machine.apply(node, factory) if isinstance(factory, ProjectClass) else None
+    if isinstance(made, Instance):
+        return DictValue(((OPEN, made),))
+    return Unknown(opaque=True, tags=frozenset({GROWING}))
+
+
 _SPECIAL: dict[str, Handler] = {
     **dict.fromkeys(("collections.namedtuple", "typing.NamedTuple", "dataclasses.make_dataclass"), _class_of_fields),
     "dataclasses.field": _field,
-    "collections.defaultdict": lambda machine, node, given: Unknown(opaque=True, tags=frozenset({GROWING})),
+    "collections.defaultdict": _make_growing,
     "collections.Counter": lambda machine, node, given: members_of(
         "set", Unknown(any(map(is_varying, given.positional)), True, derived(given.positional).tags | {GROWING})
     ),
