@@ -165,9 +165,14 @@ def is_of_one_process(projection: Projection, event: Event) -> bool:
 
 
 def comes_before_ranks(projection: Projection, event: Event) -> bool:
-    """Return whether an event is on the way to where the script starts ranks, if only on request."""
+    """Return whether an event is on the way to where the script starts ranks, if only on request.
+
+    A process that has joined a group before it could start ranks is one that a launcher has started.
+    """
+    joins = [one.ordinal for one in projection.of_kind("collective") if one.name == "init_process_group"]
     return any(
         event.ordinal < start.ordinal
+        and not any(event.ordinal < join < start.ordinal for join in joins)
         and all(_arm(event, condition) in (None, _arm(start, condition)) for condition in start.undecided)
         for start in starts(projection)
     )
