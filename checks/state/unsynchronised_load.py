@@ -45,15 +45,15 @@ from ddpdoctor.source.queries.files import (
     changed_node,
     changed_path,
     directory_of,
+    is_one_file,
     is_one_path,
     opened_to_write,
     reads,
     writes,
 )
-from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, noted
-from ddpdoctor.source.queries.spelled_paths import spelled
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, in_other_modes, is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.module import made_from
+from ddpdoctor.source.script.module import descend, last_name, made_from
 
 CHECK = Check(
     code="DDP603",
@@ -107,7 +107,8 @@ def early_loads(projection: Projection) -> Iterator[Verdict]:
                 and save.event.root == load.event.root
                 and _same(projection, save, load)
             ):
-                if not _is_awaited(save.event, load.event, waits):
+                apart = in_other_modes(save.event, load.event) or _is_polled(load.event)
+                if not apart and not _is_awaited(save.event, load.event, waits):
                     seen.add(load.event.node)
                     who = _does(save.event, "write", "writes")
                     yield Verdict(
@@ -195,15 +196,16 @@ def _by_one(ranks: int) -> bool:
 
 
 def _same(projection: Projection, save: FileUse, load: FileUse) -> bool:
-    one, other = save.path, load.path
-    if isinstance(constant(one), str) or isinstance(constant(other), str):
-        return constant(one) == constant(other)
-    if one == other and save.event.scopes == load.event.scopes and save.source == load.source:
+    if save.path == load.path and save.event.scopes == load.event.scopes and save.source == load.source:
         return True
-    if save.node is None or load.node is None:
-        return False
-    written = spelled(projection, save.event, save.node)
-    return bool(written) and written == spelled(projection, load.event, load.node)
+    return is_one_file(projection, save, load)
+
+
+def _is_polled(load: Event) -> bool:
+    """Return whether a loop before a read asks whether a file is there: its rank waits by itself."""
+    loops = load.module.index.within(load.module.body_around(load.node), ast.While)
+    asked = (node for loop in loops if loop.lineno < load.location.line for node in descend(loop.test))
+    return any(isinstance(node, ast.Call) and last_name(node.func) in ("exists", "isfile", "is_file") for node in asked)
 
 
 def _is_awaited(save: Event, load: Event, waits: Sequence[Event]) -> bool:

@@ -294,8 +294,21 @@ def _saves_in_both_arms(projection: Projection) -> Iterator[SharedSave]:
     for uses in by_arm.values():
         first, second = uses[0], uses[-1]
         apart = not first.event.ranks & second.event.ranks and not is_in_turns(projection, second.event)
-        if apart and first.event.ranks | second.event.ranks == ALL_RANKS and first.path == second.path:
+        if apart and first.event.ranks | second.event.ranks == ALL_RANKS and is_one_file(projection, first, second):
             yield SharedSave(second.event, "all", second.shown, second.event.guards[0])
+
+
+def is_one_file(projection: Projection, one: FileUse, other: FileUse) -> bool:
+    """Return whether the paths of two uses are the same text, or made of the same values in the same way."""
+    if isinstance(constant(one.path), str) or isinstance(constant(other.path), str):
+        return constant(one.path) == constant(other.path)
+    if one.node is None or other.node is None or one.path != other.path:
+        return False
+    from ddpdoctor.source.queries.spelled_paths import MOST_FRAMES, spelled
+
+    frames = 1 if one.event.scopes == other.event.scopes else MOST_FRAMES  # In one call the variables are the same.
+    written = spelled(projection, one.event, one.node, frames)
+    return bool(written) and written == spelled(projection, other.event, other.node, frames)
 
 
 def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:

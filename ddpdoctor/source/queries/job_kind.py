@@ -268,6 +268,15 @@ def _arm(event: Event, condition: Condition) -> bool | None:
     return None
 
 
+def in_other_modes(one: Event, other: Event) -> bool:
+    """Return whether a condition that nothing decides leads to one of two events or to the other, and never to both."""
+    for condition in one.undecided:
+        arms = _arm(one, condition), _arm(other, condition)
+        if None not in arms and arms[0] is not arms[1]:
+            return True
+    return False
+
+
 def may_spawn(script: Script) -> bool:
     """Return whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
     return script.spawns_ranks is not None or calls_any(script, ("spawn", "start_processes", "Process"))

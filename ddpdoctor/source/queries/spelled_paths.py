@@ -25,14 +25,16 @@ class _Uncertain(Exception):
     """A part of the path may be another one at another time."""
 
 
-def spelled(projection: Projection, event: Event, path: ast.expr) -> str:
-    """Return the path that an event is given, written out; empty where it may not be the same at another time."""
+def spelled(projection: Projection, event: Event, path: ast.expr, frames: int = MOST_FRAMES) -> str:
+    """Return the path that an event is given, written out over so many frames of its call chain; empty where it may not
+    be the same at another time.
+    """
     modules = {str(module.path): module for module in projection.machine.script.modules}
     module, function = event.module, event.module.body_around(event.node)
     written: ast.AST = copy.deepcopy(path)
     scopes = list(event.scopes)
     try:
-        for frame in event.chain[1:MOST_FRAMES]:
+        for frame in event.chain[1:frames]:
             scope = scopes.pop() if scopes else 0
             caller = modules.get(frame.file)
             call = None if caller is None else _call_at(caller, frame.line, function)
@@ -114,7 +116,8 @@ class _Writer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if last_name(node.func) not in _JOINS:
-            raise _Uncertain
+            # What one call at one place has given, once: an object that is made where it is passed on.
+            return ast.Name(f"{node.lineno}:{node.col_offset}@{self._scope}", ast.Load())
         if isinstance(node.func, ast.Attribute) and not self._module.resolve(node.func):
             node.func.value = self._of(node.func.value)
         node.args = [self._of(one) for one in node.args]
