@@ -356,7 +356,9 @@ class _Judge:
                 if not all(map(self._is_same, shares(fit.weights), shares(fit.of_ranks))):
                     due = tuple(round(share, 4) for share in shares(fit.weights))
                     weights = tuple(round(share, 4) for share in shares(fit.of_ranks))
-                    return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
+                    places = tuple(("own-count", *place) for place in self._own_counts())
+                    counts = self._counts(step, due)
+                    return self._says("weighted", [], weights=weights, due=due, counts=counts, places=places)
         for ranks in (wrong, self._wrong_ranks(by_direction=True)):
             if 0 < len(ranks) < self._world:
                 return self._says("one-rank", self._differ, at=tuple(ranks))
@@ -435,6 +437,19 @@ class _Judge:
         """Return the one term of the loss that is divided by a count of each rank's own, where the ranks' counts differ
         and add up to that of one process; nothing where there is none, or several.
         """
+        found = self._own_counts()
+        if len(found) != 1:
+            return {}
+        ((file, line), counts), equal = next(iter(found.items())), round(1 / self._world, 4)
+        due = tuple(round(count / sum(counts), 4) for count in counts)
+        numbers = tuple(map(int, counts)) if all(count == int(count) for count in counts) else ()
+        shares = {"weights": (equal,) * self._world, "due": due, "counts": numbers}
+        return self._says("weighted", self._differ, places=(("term", file, line),), **shares)
+
+    def _own_counts(self) -> dict[tuple[str, int], tuple[float, ...]]:
+        """Return the lines that divide by a count of each rank's own, where these differ and add up to that of one
+        process, with the counts.
+        """
         found: dict[tuple[str, int], tuple[float, ...]] = {}
         for step in range(self._steps):
             mine, one = self._runs.ranks[0][step], self._runs.one[step]
@@ -444,13 +459,7 @@ class _Judge:
                 whole = self._is_same(sum(counts), one.scalings.get(place, 0.0))
                 if place[0] == "div" and ("div", number) in mine.scaled_back and uneven and whole:
                     found.setdefault(place[1:], counts)
-        if len(found) != 1:
-            return {}
-        ((file, line), counts), equal = next(iter(found.items())), round(1 / self._world, 4)
-        due = tuple(round(count / sum(counts), 4) for count in counts)
-        numbers = tuple(map(int, counts)) if all(count == int(count) for count in counts) else ()
-        shares = {"weights": (equal,) * self._world, "due": due, "counts": numbers}
-        return self._says("weighted", self._differ, places=(("term", file, line),), **shares)
+        return found
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""

@@ -68,7 +68,9 @@ def _difference(section: EquivalenceSection) -> str:
         due = ", ".join(f"{share:.0%}" for share in section.due)
         told = f"the ranks' samples have shares of {shares} in the gradient, and of {due} in one process"
         counts = ", ".join(map(str, section.counts))
-        if section.places:
+        if any(name == "own-count" for name, _, _ in section.places):
+            told = f"the loss is divided by a count of each rank's own: {told}"
+        elif section.places:
             numbers = f" ({counts})" if counts else ""
             own = f"a term of the loss is divided by a count of each rank's own{numbers}, and averaged over the ranks: "
             return f"{own}in it {told}"
