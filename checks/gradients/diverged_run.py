@@ -368,7 +368,9 @@ def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wra
     """Return the moment with what must not differ in it; None when nothing does or when it need not be equal."""
     wrap = wraps[min(wraps)]
     trained = {tensor.name for tensor in wrap.parameters if tensor.requires_grad}
-    differ = [name for name in moment.unequal if name not in wrap.ignored]
+    # What was unfrozen after the wrap DDP does not average, of which a check of its own speaks.
+    added = {name for change in record.wrap_changes if change.wrap == moment.wrap for name in change.added}
+    differ = [name for name in moment.unequal if name not in wrap.ignored and name not in added]
     # What DDP averages comes first: what the module changes itself may follow from it.
     unequal = tuple(name for name in differ if name in trained) or tuple(differ if moment.ordinal else ())
     for rank, step in moment.steps.items():
