@@ -45,6 +45,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, constant, is_varying,
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, is_in_turns
 from ddpdoctor.source.queries.files import (
+    ASKS_FOR_A_FILE,
     FIGURES,
     OPENERS,
     FileUse,
@@ -118,7 +119,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         raise TooLittleEvidence(f"not all collectives were recorded ({collectives.reason})")
 
 
-_ASKS = frozenset({"exists", "isfile", "is_file"})
 _WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter"})
 """They make the directory that they are given, unless it is there."""
 
@@ -173,7 +173,7 @@ def _waited_for(loop: ast.While) -> str:
         return ""
     sleeps = any(last_name(node.func) == "sleep" for node in descend(loop) if isinstance(node, ast.Call))
     call = test.operand
-    if not sleeps or last_name(call.func) not in _ASKS:
+    if not sleeps or last_name(call.func) not in ASKS_FOR_A_FILE:
         return ""
     if call.args:
         return ast.unparse(call.args[0])
@@ -341,7 +341,9 @@ def _asking(module: Module, line: int) -> Iterator[ast.If | ast.Try]:
 def _asks(module: Module, test: ast.expr) -> bool:
     """Return whether a condition asks for a file, or is a variable that holds the answer."""
     parts = [test, *module.assigned(module.body_around(test), test)] if isinstance(test, ast.Name) else [test]
-    return any(isinstance(one, ast.Call) and last_name(one.func) in _ASKS for part in parts for one in descend(part))
+    return any(
+        isinstance(one, ast.Call) and last_name(one.func) in ASKS_FOR_A_FILE for part in parts for one in descend(part)
+    )
 
 
 def _judge(event: Event) -> tuple[str, bool] | None:

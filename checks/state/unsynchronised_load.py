@@ -41,6 +41,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.files import (
+    ASKS_FOR_A_FILE,
     FileUse,
     changed_node,
     changed_path,
@@ -205,7 +206,7 @@ def _is_polled(load: Event) -> bool:
     """Return whether a loop before a read asks whether a file is there: its rank waits by itself."""
     loops = load.module.index.within(load.module.body_around(load.node), ast.While)
     asked = (node for loop in loops if loop.lineno < load.location.line for node in descend(loop.test))
-    return any(isinstance(node, ast.Call) and last_name(node.func) in ("exists", "isfile", "is_file") for node in asked)
+    return any(isinstance(node, ast.Call) and last_name(node.func) in ASKS_FOR_A_FILE for node in asked)
 
 
 def _is_awaited(save: Event, load: Event, waits: Sequence[Event]) -> bool:

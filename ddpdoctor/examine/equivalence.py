@@ -30,7 +30,7 @@ from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.finding import signal_name
+from ddpdoctor.finding import Severity, signal_name
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.probe.rehearsal.equivalence.feeding import LENGTHS_FILE, OWN
@@ -114,13 +114,22 @@ def after_rehearsal(
         made = f"the ranks made {rehearsal.steps} of the {STEPS_COMPARED} optimizer steps that are compared"
         why = made if rehearsal.steps < STEPS_COMPARED else "the ranks part in the rehearsal"
         return unclear(why, against=command) if wanted else None
-    # The ranks that are compared draw alike, which makes replicas equal that each rank draws for itself.
-    drifted = (one for result in results for one in result.from_run if one.name == "diverged-replicas")
-    if (told := next(drifted, None)) is not None:
-        return unclear(f"the ranks train with different parameters, of which {told.code} speaks", against=command)
+    if why := of_replicas(results):
+        return unclear(why, against=command)
     # A port of the host, which jobs with the network share, may be a constant of the script.
     apart = record.job.overlay and not record.job.network and record.job.device != "cuda"
     return compared(rehearsed, on_progress, 0.0 if wanted else rehearsal.seconds, against, apart=apart)
+
+
+def of_replicas(results: Sequence[CheckResult]) -> str:
+    """Return why nothing is compared after a run in which parameters differ between ranks; empty where they are alike.
+
+    The ranks that are compared draw alike, which makes replicas equal that each rank draws for itself. Buffers that
+    differ, which is advice or a warning, are compared.
+    """
+    found = (one for result in results for one in result.from_run if one.name == "diverged-replicas")
+    told = next((one for one in found if one.severity is Severity.ERROR), None)
+    return f"the ranks train with different parameters, of which {told.code} speaks" if told is not None else ""
 
 
 def equivalence(
@@ -200,7 +209,9 @@ class _Comparison:
         if self._begin is None:
             return self._made_beside(None)
         expected = list(range(self._request.nproc))
-        with self._begin(self._request_of_one("one", expected, "joined", {}, begins=True)) as begun:
+        request = self._in_time(self._request_of_one("one", expected, "joined", {}, begins=True))
+        # Without a box, which alone can keep the network away, nothing is started beside the ranks.
+        with self._begin(msgspec.structs.replace(request, network=False)) as begun:
             return self._made_beside(begun)
 
     def _made_beside(self, begun: BegunRehearsal | None) -> EquivalenceSection:
@@ -280,10 +291,13 @@ class _Comparison:
         return record, [_steps(kept, rank) for rank in range(record.job.world_size)]
 
     def _timed(self, request: RehearsalRequest) -> RunRecord:
+        return self._rehearse(self._in_time(request))
+
+    def _in_time(self, request: RehearsalRequest) -> RehearsalRequest:
         left_s = self._ends_s - time.monotonic()
         if left_s < LEAST_S:
             raise _TimeIsOver("the time limit leaves no time for one more run")
-        return self._rehearse(msgspec.structs.replace(request, time_limit_s=left_s))
+        return msgspec.structs.replace(request, time_limit_s=left_s)
 
     def _run_one(self, name: str, ranks: list[int], feed: str, begun: BegunRehearsal | None = None) -> tuple[Step, ...]:
         """Run one process on the samples of these ranks, or let one that has begun go on; if need be, once for each
@@ -353,7 +367,6 @@ class _Comparison:
             spawned_ranks=0,
             equivalence=plan,
             first_steps=kept,
-            time_limit_s=max(LEAST_S, self._ends_s - time.monotonic()),
         )
         source, _, position = str(named.get("value", "")).partition(" ")
         if source == _TOKEN:

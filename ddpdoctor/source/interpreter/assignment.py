@@ -40,6 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     constant,
     derived,
+    is_object,
     is_open,
     is_varying,
     join,
@@ -129,7 +130,7 @@ def item_at(value: Value, key: object) -> Value:
                 return container.values[key]
         if isinstance(container, DictValue):
             for name, entry in container.entries:
-                if name == key or (name is OPEN and isinstance(entry, Instance)):
+                if name == key or (name is OPEN and is_object(entry)):
                     return entry
         if isinstance(container, OneOf):
             options = [of_one(option) for option in container.options if option != NONE]
@@ -335,7 +336,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return _view(name, receiver)
     if isinstance(receiver, OneOf) and name in _VIEWS and not arguments:
         entries = [entry for one in receiver.options if isinstance(one, DictValue) for _, entry in one.entries]
-        if entries and all(isinstance(option, Instance) for entry in entries for option in options_of(entry)):
+        if entries and all(map(is_object, entries)):
             return _view(name, DictValue(((OPEN, reduce(join, entries)),)))
     if isinstance(receiver, DictValue) and name == "get" and arguments:
         key = constant(arguments[0])

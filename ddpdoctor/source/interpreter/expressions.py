@@ -53,6 +53,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_guessed,
+    is_object,
     is_open,
     is_too_large,
     is_varying,
@@ -376,7 +377,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return kept
     if isinstance(container, DictValue) and is_open(container):
         values = [value for _, value in container.entries]
-        if all(isinstance(value, Instance) for value in values):
+        if all(map(is_object, values)):
             return reduce(join, values)
     result = derived((container, key))
     if isinstance(container, Unknown) and has_own_keys(machine, node, container, key):

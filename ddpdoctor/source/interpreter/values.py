@@ -522,7 +522,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     options = list(dict.fromkeys((*options_of(one), *options_of(other))))
     if len(options) > (MAXIMUM_OBJECTS if all(map(_is_of_objects, options)) else MAXIMUM_OPTIONS):
         entries = [entry for one in options if isinstance(one, DictValue) for _, entry in one.entries]
-        if all(isinstance(one, DictValue) for one in options) and all(map(_is_object, entries)):
+        if all(isinstance(one, DictValue) for one in options) and all(map(is_object, entries)):
             return DictValue(((OPEN, reduce(join, entries)),))  # Objects by names: any of them may be there.
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
@@ -530,7 +530,8 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     return OneOf(tuple(options), varying or either)
 
 
-def _is_object(entry: Value) -> bool:
+def is_object(entry: Value) -> bool:
+    """Return whether a value is an object of the project, or one of several."""
     return all(isinstance(option, Instance) for option in options_of(entry))
 
 

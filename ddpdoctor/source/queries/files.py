@@ -85,6 +85,8 @@ _MAPPERS: Mapping[str, tuple[int, str]] = {"numpy.memmap": (2, "r+"), "numpy.lib
 FIGURES = frozenset({"matplotlib.pyplot.savefig", "savefig"})
 # Libraries whose objects write themselves to the path that their method `save` is given.
 _SAVE_THEMSELVES = ("tokenizers.", "openpyxl.")
+ASKS_FOR_A_FILE = frozenset({"exists", "isfile", "is_file"})
+"""The last names of what os.path and pathlib ask with whether a file is there."""
 _PATH_WRITERS = frozenset({"write_text", "write_bytes"})
 _PATH_READERS = frozenset({"read_text", "read_bytes"})
 

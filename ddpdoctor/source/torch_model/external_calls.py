@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import PurePath
 
@@ -195,21 +196,20 @@ def _handler_of(name: str) -> Handler:
     if name in RUNNERS:
         return partial(run_callback, of_command_line=name in COMMAND_LINES)
     plain, function = plain_handler_of(name), BUILTIN_CALLS.get(name.removeprefix("builtins."))
-    if name in _FILLED_LATER:
-        return lambda machine, node, given: (
-            SequenceValue(())
-            if not given.positional
-            else plain(machine, node, given)
-            if function is None or given.named
-            else by_rank(function, *given.positional)
-        )
+    known: Handler = plain
     if function is not None and name.startswith("builtins."):
-        return lambda machine, node, given: (
-            plain(machine, node, given) if given.named else by_rank(function, *given.positional)
-        )
+        known = partial(_of_builtin, plain, function)
+    if name in _FILLED_LATER:
+        return lambda machine, node, given: known(machine, node, given) if given.positional else SequenceValue(())
     if name in MODEL_PRESERVING:
         return lambda machine, node, given: given.positional[0] if given.positional else plain(machine, node, given)
-    return plain
+    return known
+
+
+def _of_builtin(
+    plain: Handler, function: Callable[..., Value], machine: Machine, node: ast.AST, given: Arguments
+) -> Value:
+    return plain(machine, node, given) if given.named else by_rank(function, *given.positional)
 
 
 def _exit(machine: Machine, node: ast.AST, given: Arguments) -> Value:
