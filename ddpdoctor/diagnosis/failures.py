@@ -494,12 +494,19 @@ def distribution_of(module: str) -> str:
     return _DISTRIBUTIONS.get(top, top)
 
 
+def is_written_by_ranks(message: str, record: RunRecord) -> bool:
+    """Return whether a path in a message is that of a file that some rank of the run writes."""
+    written = [PurePath(access.path) for access in record.accesses if access.action == "write"]
+    return any(_same(PurePath(path), one) for path in _QUOTED.findall(message) for one in written)
+
+
 def _was_made(message: str, record: RunRecord) -> bool:
     """Return whether a path in a message, or the directory that it is in, is of the ranks' own making."""
     paths = [PurePath(path) for path in _QUOTED.findall(message)]
     made = {PurePath(event.path) for event in record.files if not event.existed and event.action != "child-process"}
     made |= {PurePath(access.path) for access in record.accesses if access.action == "make"}
-    return any(_same(path, one) or any(_same(parent, one) for parent in path.parents) for path in paths for one in made)
+    found = (_same(path, one) or any(_same(parent, one) for parent in path.parents) for path in paths for one in made)
+    return is_written_by_ranks(message, record) or any(found)
 
 
 def _same(path: PurePath, made: PurePath) -> bool:

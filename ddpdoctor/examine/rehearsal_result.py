@@ -45,6 +45,7 @@ _PORT_HINT = (
     "Another program listens on the script's port: stop it, or let the system choose a port (torchrun "
     "`--standalone`, or port 0)."
 )
+_OWN_FILE_HINT = "A rank makes this file: let it do so before the others read it, with dist.barrier() between the two."
 _DATA_HINT = "This machine lacks the data: put them where the script looks for them"
 _OWN_FAULT_HINT = (
     "The script fails so however it is started: mend this line, or take the version of the project that works;"
@@ -75,22 +76,21 @@ _STARTS_A_PROGRAM = "in _execute_child"
 
 
 def hint_for(
-    raised: RankException | None, root: str = ".", script: Script | None = None, job: Job | None = None
+    raised: RankException | None, root: str = ".", script: Script | None = None, record: RunRecord | None = None
 ) -> str:
     """Return what to do about an exception that ended a rank of a job."""
-    from ddpdoctor.diagnosis.failures import gpus_of_the_node, lack_behind
+    from ddpdoctor.diagnosis.failures import gpus_of_the_node, is_written_by_ranks, lack_behind
 
-    python = "" if job is None else job.python
+    job = None if record is None else record.job
     if raised is None:
         return ARGUMENTS_HINT
     if "EADDRINUSE" in raised.message:
         return _PORT_HINT
-    lack = lack_behind(raised)
+    lack = lack_behind(raised, record)
     if lack is not None and lack.kind == "package":
         named = f"Install what it names for the Python of the ranks, or {ELSEWHERE}; `--static` reads the source only."
-        return (
-            module_hint(lack.name, root, script, python, () if job is None else job.pretended) if lack.name else named
-        )
+        python, pretended = ("", ()) if job is None else (job.python, job.pretended)
+        return module_hint(lack.name, root, script, python, pretended) if lack.name else named
     if lack is not None and lack.kind == "version":
         wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
         return f"{wanted}, or {ELSEWHERE}; `--static` reads the source only."
@@ -100,13 +100,11 @@ def hint_for(
         return _NETWORK_HINT
     variable = _VARIABLE.fullmatch(raised.message)
     if raised.type == "KeyError" and variable and "environ" in raised.traceback:
-        return (
-            f"Set {variable[1]} for this command: the ranks inherit its environment; `--static` reads the source only."
-        )
+        said = f"Set {variable[1]} for this command: the ranks inherit its environment"
+        return f"{said}; `--static` reads the source only."
     if _STARTS_A_PROGRAM in raised.traceback and (program := _PROGRAM.search(raised.message)):
-        return (
-            f"The script starts {program[1]}, which this machine lacks: let it continue without, or rehearse elsewhere."
-        )
+        started = f"The script starts {program[1]}, which this machine lacks"
+        return f"{started}: let it continue without, or rehearse elsewhere."
     if lack is not None and lack.kind == "program":
         return "The script starts a program that fails on this machine: let it continue without, or rehearse elsewhere."
     if (gpus := gpus_of_the_node(raised)) is not None:
@@ -118,6 +116,8 @@ def hint_for(
         return _WRAPPER_HINT
     if raised.type in _UNREADABLE:
         return _UNREADABLE_HINT
+    if raised.type == "FileNotFoundError" and record is not None and is_written_by_ranks(raised.message, record):
+        return _OWN_FILE_HINT
     return _unexplained(script, job) if lack is None else _data_hint(script)
 
 
@@ -130,12 +130,10 @@ def _unexplained(script: Script | None, job: Job | None) -> str:
         return f"The project asks for packages that are missing: `{line}` for the Python of the ranks, or {ELSEWHERE}."
     if job.pretended:
         return f"Rehearse with the real data and packages: {' and '.join(job.pretended)} may not fit the script."
-    versions = (
-        f"those of its README (here is torch {job.torch_version})" if job.torch_version else "those of its README"
-    )
+    here = f" (here is torch {job.torch_version})" if job.torch_version else ""
     return (
         "Start the script without ddpdoctor: where it fails alike, install the versions of Python and of its packages,"
-        f" {versions}, or mend it; `--static` reads the source only."
+        f" those of its README{here}, or mend it; `--static` reads the source only."
     )
 
 
@@ -399,7 +397,7 @@ def _no_rank(record: RunRecord, root: str, script: Script | None) -> _Judgement:
     raised = next(iter(record.job.early_exceptions), None)
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
-    hint = hint_for(raised, root, script, record.job)
+    hint = hint_for(raised, root, script, record)
     message = _shortened(headline(raised), LONG_MESSAGE)
     reason = f"{raised.type} was raised before a rank started{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
@@ -428,7 +426,7 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
         if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
             reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"
     output = first.output_tail or (raised.traceback if raised else "")
-    hint = hint_for(raised, root, script, record.job)
+    hint = hint_for(raised, root, script, record)
     if raised is None and first.signal:
         hint = _MEMORY_HINT if first.signal == signal.SIGKILL else _CRASH_HINT
     return _Judgement("failed", reason, hint, _last_lines(output), told_by)

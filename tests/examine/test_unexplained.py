@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.failures import Lack, lack_behind
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.another_try import another_try
 from ddpdoctor.examine.missing_modules import lacking_packages, module_hint
 from ddpdoctor.examine.rehearsal_result import ARGUMENTS_HINT, hint_for
-from ddpdoctor.record.model import Job, RankException
+from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
+from ddpdoctor.record.streams.training import Access
 from ddpdoctor.source.script.script import read_script
 from tests import forks
 from tests.check_command import check
@@ -66,16 +70,16 @@ def test_arguments_are_asked_for_where_the_script_reads_some_and_was_given_none(
     (tmp_path / "some.py").write_text("import sys\nprint(sys.argv[1:])\n")
     reads, reads_none = (read_script(tmp_path / name) for name in ("some.py", "none.py"))
     given = Job(kind="rehearsal", python=sys.executable, arguments=("--data", "x"))
-    assert hint_for(raised, str(tmp_path), reads, job) == ARGUMENTS_HINT
-    assert hint_for(raised, str(tmp_path), reads_none, job) != ARGUMENTS_HINT
-    assert hint_for(raised, str(tmp_path), reads, given) != ARGUMENTS_HINT
+    assert hint_for(raised, str(tmp_path), reads, RunRecord(job=job)) == ARGUMENTS_HINT
+    assert hint_for(raised, str(tmp_path), reads_none, RunRecord(job=job)) != ARGUMENTS_HINT
+    assert hint_for(raised, str(tmp_path), reads, RunRecord(job=given)) != ARGUMENTS_HINT
 
 
 def test_pretended_data_are_named_before_versions(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     job = Job(kind="rehearsal", python=sys.executable, pretended=("the images of cats (random ones)",))
     raised = RankException(time_ns=1, type="IndexError", message="Target 5 is out of bounds.")
-    said = hint_for(raised, str(tmp_path), read_script(tmp_path / "train.py"), job)
+    said = hint_for(raised, str(tmp_path), read_script(tmp_path / "train.py"), RunRecord(job=job))
     assert said.startswith("Rehearse with the real data") and "the images of cats (random ones)" in said
 
 
@@ -147,3 +151,22 @@ def test_a_name_of_the_wrapper_that_is_asked_of_the_bare_module_is_told(fails: s
     report = forks.check(tmp_path / "train.py")
     found = [finding["severity"] for finding in report["findings"] if finding["code"] == "DDP604"]
     assert found == ["error"] * told, report["findings"]
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_weights_that_a_rank_writes_too_late_are_not_taken_for_missing(is_written: bool, tmp_path: Path) -> None:
+    raised = RankException(
+        time_ns=1,
+        type="FileNotFoundError",
+        message="[Errno 2] No such file or directory: './best.pt'",
+        traceback="torch/serialization.py",
+    )
+    written = Access(rank=0, action="write", path=str(tmp_path / ("best.pt" if is_written else "other.pt")))
+    job = Job(kind="rehearsal", python=sys.executable)
+    ranks = (Rank(rank=0), Rank(rank=1, exceptions=(raised,)))
+    record = RunRecord(job=job, ranks=ranks, accesses=(written,))
+    assert hint_for(raised, record=record).startswith("A rank makes this file") is is_written
+    again = another_try(
+        RehearsalRequest(script=tmp_path / "train.py", pretend=True), record, RehearsalSection(status="failed")
+    )
+    assert (again is None) is is_written
