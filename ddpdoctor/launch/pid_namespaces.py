@@ -112,6 +112,17 @@ def number_inside(pid: int) -> int:
     return numbers_of(pid)[-1]
 
 
+def thread_outside(outer: int, thread: int) -> int | None:
+    """Return the number out here of a thread that knows itself as ``thread``; ``outer`` is its process out here."""
+    if len(numbers_of(outer)) == 1:
+        return thread
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{outer}/task")]
+    except OSError:
+        return None
+    return next((one for one in threads if number_inside(one) == thread), None)
+
+
 class OuterPids:
     """The numbers out here of the processes of a run, which may be in a container and know themselves by others.
 
@@ -163,16 +174,6 @@ class OuterPids:
         """Return whether a process of the run lives that calls itself so, in a container."""
         outside = self._in_containers().get(pid, ())
         return any(is_of_run(outer, self._directory) and is_alive(outer) for outer in outside)
-
-    def thread(self, outer: int, thread: int) -> int | None:
-        """Return the number out here of a thread that knows itself as ``thread``; ``outer`` is its process out here."""
-        if len(numbers_of(outer)) == 1:
-            return thread
-        try:
-            threads = [int(name) for name in os.listdir(f"/proc/{outer}/task")]
-        except OSError:
-            return None
-        return next((one for one in threads if number_inside(one) == thread), None)
 
     def _in_containers(self) -> dict[int, list[int]]:
         begun_s = time.monotonic()

@@ -167,7 +167,7 @@ class StuckRanks:
             for pid, track in tracks.items()
             if now_ns - track.ended_at_ns[-1] < 2 * min(LONGEST_USUAL_NS, usual_interval_ns(track))
         }
-        stuck = self._liveness.look(rings) - usual
+        stuck = self._liveness.look(rings, book.own_threads()) - usual
         stopped = {pid for pid in book.pids().values() if pid in rings and self._outer.is_stopped(pid)}
         # It continued for no longer than a beat after its last one, nor was it stopped at the look before.
         since_ns = {pid: max(rings[pid].heartbeat().beat_at_ns, self._looked_ns) for pid in stopped}

@@ -49,7 +49,8 @@ class RehearsedRanks:
         self.note_the_gone()
         self.assembly.poll()
         self._leave_earlier_starts()
-        self._stuck = self._liveness.look(self.assembly.files.rings) - self._waking(ends_ns)
+        self._stuck = self._liveness.look(self.assembly.files.rings, self.assembly.book.own_threads())
+        self._stuck -= self._waking(ends_ns)
         self._polling = self._asking_in_vain()
 
     def _leave_earlier_starts(self) -> None:

@@ -99,6 +99,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="ddpdoctor-heartbeat", daemon=True).start()
 
     def _run(self) -> None:
+        self._journal.event("pulse", thread=threading.get_native_id())
         beats = 0
         while self._journal.ring is not None:
             try:

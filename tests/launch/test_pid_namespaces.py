@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.kept_runs import QUIET_FOR_S, live_processes, prune
-from ddpdoctor.launch.pid_namespaces import OuterPids, number_inside
+from ddpdoctor.launch.pid_namespaces import OuterPids, number_inside, thread_outside
 from ddpdoctor.record import layout
 
 _SLEEPS = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
@@ -58,7 +58,7 @@ def test_the_number_out_here_is_found_and_a_foreign_process_with_the_number_is_n
     # Out here it is another process that has the number, if any.
     assert outer is not None and outer != inner and number_inside(outer) == inner
     assert pids.is_alive(inner) and not pids.is_stopped(inner)
-    assert pids.thread(outer, inner) == outer
+    assert thread_outside(outer, inner) == outer
     assert pids.of_ranks({3: inner}) == {3: outer}
     os.kill(outer, 9)
     deadline = time.monotonic() + 30

@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_as_long_as_in_every_step_is_not_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = [SimulatedRank(tmp_path, rank, 2, pid, STEP_NS, STARTED_NS) for rank, pid in enumerate((os.getpid(), 1))]
-    monkeypatch.setattr(LivenessSampler, "look", lambda sampler, rings: frozenset(rings))
+    monkeypatch.setattr(LivenessSampler, "look", lambda sampler, rings, threads: frozenset(rings))
     run = LiveRun(tmp_path, RunPlan())
     stuck = []
     try:

@@ -22,7 +22,7 @@ from ddpdoctor.diagnosis.stacks import WORKER, is_at_work, is_worker
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.finding import Frame
-from ddpdoctor.launch.pid_namespaces import OuterPids
+from ddpdoctor.launch.pid_namespaces import OuterPids, thread_outside
 from ddpdoctor.launch.processes import children_of, handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.ring_reader import RingTail
@@ -112,7 +112,7 @@ class SignalledStacks:
             self._asked[pid] = size, now_ns
             outer = self._outer(pid)
             if thread and outer is not None and handles(outer, signal.SIGUSR2):
-                number = self._outer.thread(outer, thread)
+                number = thread_outside(outer, thread)
                 if number is not None:
                     _signal_thread(outer, number)
         except (OSError, AttributeError):

@@ -148,6 +148,10 @@ class RankBook:
         """Process id of each rank."""
         return {entry.rank: pid for pid, entry in self.processes.items() if entry.rank is not None}
 
+    def own_threads(self) -> dict[int, int]:
+        """Return the thread of ours in each process, by the number that it knows itself by; 0 where it has none."""
+        return {pid: entry.heartbeat_thread for pid, entry in self.processes.items()}
+
     def added_to(self, job: Job) -> Job:
         """Return the job with what its ranks say of their world and of torch."""
         world_size, backend = max(self.worlds.values(), default=(0, ""))
