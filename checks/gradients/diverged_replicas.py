@@ -10,8 +10,8 @@ What it finds
     sends rank 0's over what the others have made of theirs (advice), and a ReduceLROnPlateau that the ranks step with
     different values, which leads there in some epoch that a rehearsal does not reach. In a live run digests of all
     parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
-    a loss that each rank takes from its own part of the data, or a learning rate that each rank makes of its own
-    batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
+    a loss that each rank takes from its own part of the data, or that one rank alone has evaluated, or a learning rate,
+    or a number that changes gradients or parameters, that each rank makes of its own batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
     frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
     only; or such a change, a rate or a schedule by the number of the rank, or decided by its own batches; and replicas
     of shards, or models along a dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
@@ -45,7 +45,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import AVERAGING, Check, RunRecord, Script, TooLittleEvidence, Via
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.events import Event, Guard, Skip
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     DRAWN,
@@ -58,8 +58,6 @@ from ddpdoctor.source.interpreter.values import (
     PerRank,
     Value,
     constant,
-    is_agreed,
-    is_varying,
     options_of,
     tags_of,
 )
@@ -91,6 +89,7 @@ from ddpdoctor.source.torch_model.recorded_calls import (
     SET_REQUIRES_GRAD,
     differ_by_rank,
     is_in_place,
+    is_own,
 )
 
 CHECK = Check(
@@ -179,9 +178,14 @@ OWN_PLATEAU = (
 REDUCED_PLATEAU = (
     "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the scheduler."
 )
+_LONE_SCORE = (
+    "only some ranks step the plateau with a score that they computed, and the others with a constant: "
+    "once the rates differ, equal gradients lead to different models"
+)
+_SCORE_SENT = (
+    "Send the score to every rank with dist.broadcast, or broadcast_object_list, before passing it to the scheduler."
+)
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
-# Kinds of the tags of what no two ranks have alike.
-_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part", "reduced"})
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
@@ -205,43 +209,60 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
             event.node in seen
             or event.ranks != ALL_RANKS
             or metric is None
-            or not (is_local(metric) or REDUCED in tags_of(metric))
+            or not (is_local(metric) or REDUCED in tags_of(metric) or _is_of_some(metric))
         ):
             continue
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
-        if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
+        of_some = _is_of_some(metric)
+        alike = not of_some and is_of_whole_set(projection, metric)
+        if is_plateau and not alike and not communicates(projection, event):
             seen.add(event.node)
             yield CHECK.finding(
-                OWN_PLATEAU,
-                remedy=REDUCED_PLATEAU,
+                _LONE_SCORE if of_some else OWN_PLATEAU,
+                remedy=_SCORE_SENT if of_some else REDUCED_PLATEAU,
                 locations=event.location,
                 because=(_why(metric, "batches"), event),
             )
 
 
 def own_settings(projection: Projection) -> Iterator[Finding]:
-    """Settings of optimizers that every rank makes of its own batches, clock or part of the data, each once."""
+    """What every rank makes of its own batches, clock or part of the data: settings of optimizers, and the numbers by
+    which gradients or parameters are changed; each once.
+    """
     if uses_part(projection.machine.script, _REDUCERS):
         return
     seen: set[ast.AST] = set()
-    for event in projection.in_course("training"):
-        if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
+    for event in projection.in_course("call", "training"):
+        if event.node in seen or event.ranks != ALL_RANKS:
             continue
-        value = event.positional[1]
-        if (_is_own(value) or _is_of_some(value)) and _what(projection, event):
-            from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+        given = event.positional[1:] if event.name == SET_PARAM_GROUP else (*event.positional, *event.named.values())
+        value = next((one for one in given if is_own(one) or _is_of_some(one)), None)
+        if event.name != SET_PARAM_GROUP and any(DRAWN in tags_of(one) for one in given):
+            continue  # Numbers that are drawn are told of by themselves.
+        what = _what(projection, event) if value is not None else ""
+        if value is None or what not in _SET:
+            continue
+        from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
-            seen.add(event.node)
-            if not is_of_whole_set(projection, value) and not communicates(projection, event):
-                key = constant(event.positional[0])
-                yield CHECK.finding(
-                    f"each rank sets `{key}` of its optimizer by what it alone has: equal gradients lead to different "
-                    "models",
-                    remedy=f"Make `{key}` of the number of the step, or of a value that dist.all_reduce has made the "
-                    "same on all ranks.",
-                    locations=event.location,
-                    because=(_why(value), event),
-                )
+        seen.add(event.node)
+        if not is_of_whole_set(projection, value) and not communicates(projection, event):
+            does, this = _SET[what]
+            key = f"`{constant(event.positional[0])}`" if what == "setting" else ""
+            yield CHECK.finding(
+                f"each rank {does.format(key)} by what it alone has: equal gradients lead to different models",
+                remedy=f"Make {this.format(key)} of the number of the step, or of a value that dist.all_reduce has "
+                "made the same on all ranks.",
+                locations=event.location,
+                because=(_why(value), event),
+            )
+
+
+# Which changes of a replica are made by a number, and what makes them the same on all ranks.
+_SET = {
+    "setting": ("sets {} of its optimizer", "{}"),
+    "gradients": ("changes the gradients", "that number"),
+    "parameters": ("changes the parameters", "that number"),
+}
 
 
 def _why(value: Value, origin: str = "batches or clock") -> str:
@@ -253,10 +274,6 @@ def _why(value: Value, origin: str = "batches or clock") -> str:
     return f"this value comes from the rank's own {origin}, and was not reduced"
 
 
-def _is_own(value: Value) -> bool:
-    return is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
-
-
 def _is_of_some(value: Value) -> bool:
     """Return whether a value is a constant on some ranks, and computed on the others."""
     lanes = value.values if isinstance(value, PerRank) and not value.guessed else ()
@@ -265,10 +282,15 @@ def _is_of_some(value: Value) -> bool:
 
 
 def _leaves(module: Module, test: ast.AST) -> bool:
-    """Return whether what a condition decides ends in a jump: to the next turn, or out of the loop or the function."""
+    """Return whether what a condition decides ends in a jump out of a loop: what the others wait in comes after it.
+
+    Who goes on with the next turn, or returns from a function that is called in one, meets them there.
+    """
     branch = module.parents.get(test)
     last = branch.body[-1] if isinstance(branch, ast.If) else None
-    return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
+    if isinstance(last, ast.Return):
+        return any(isinstance(one, (ast.For, ast.While)) for one in module.in_function(test))
+    return isinstance(last, (ast.Break, ast.Raise))
 
 
 # What each rank may do or not, by what it alone has.
@@ -287,20 +309,24 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
         return
     waited_for = list(projection.in_course("backward", "collective", "ddp-forward"))
     told = {test for event in waited_for for _, test in event.undecided}
+    told |= {skip.test for event in waited_for for skip in event.skips}
     seen: set[ast.AST] = set()
     for event in projection.in_course("call", "training"):
-        if event.ranks != ALL_RANKS or event.node in seen or not event.deciding:
+        if event.ranks != ALL_RANKS or event.node in seen or not (event.deciding or event.skips):
             continue
         later = any(one.ordinal > event.ordinal and innermost_loop(one) is innermost_loop(event) for one in waited_for)
-        for (module, test), value in zip(event.undecided, event.deciding, strict=False):
-            what = _DECIDED.get(_what(projection, event)) if test not in told and _is_own(value) else None
-            if what is None or (later and _leaves(module, test)):
+        around = [Skip(*condition, value) for condition, value in zip(event.undecided, event.deciding, strict=False)]
+        for skip in (*around, *event.skips):
+            module, test, value = skip
+            what = _DECIDED.get(_what(projection, event)) if test not in told and is_own(value) else None
+            if what is None or (skip not in event.skips and later and _leaves(module, test)):
                 continue  # Ranks that leave miss what the others wait in, of which another check speaks.
             from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
             if is_of_whole_set(projection, value) or communicates(projection, event):
                 continue
             seen.add(event.node)
+            told.add(test)
             condition = module.excerpt(test, 60)
             yield CHECK.finding(
                 f"each rank decides by what it alone has whether {what}: equal gradients lead to different models",
@@ -309,7 +335,7 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
                 locations=event.location,
                 because=(
                     (f"`{condition}` decides: {_why(value)}", module.location(test)),
-                    ("only ranks for which it holds come here", event),
+                    (f"only ranks for which it {'does not hold' if skip in event.skips else 'holds'} come here", event),
                 ),
             )
             break

@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, takewhile
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -71,6 +71,16 @@ class ContextAround(msgspec.Struct, frozen=True, eq=False):
     value: Value
 
 
+class Skip(NamedTuple):
+    """A condition by which a rank of its own accord goes on with the next turn, or returns to where it meets the others
+    again.
+    """
+
+    module: Module
+    test: ast.AST
+    value: Value
+
+
 class Event(Placed, frozen=True, eq=False, kw_only=True):
     """An action of ranks that a check may look at."""
 
@@ -109,6 +119,8 @@ class Event(Placed, frozen=True, eq=False, kw_only=True):
     """The number of the rank decides one of the undecided conditions around it: ``rank != settings.main``."""
     deciding: tuple[Value, ...] = ()
     """What the undecided conditions around it are on the ranks that come here, outermost first."""
+    skips: tuple[Skip, ...] = ()
+    """What was asked before it in this turn of a loop, or in this call, by ranks of which some then left that."""
 
     @property
     def conditions(self) -> tuple[str, ...]:

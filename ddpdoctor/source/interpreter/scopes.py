@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.events import LoopAround, OwnTest
+from ddpdoctor.source.events import LoopAround, OwnTest, Skip
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     OPAQUE,
@@ -326,6 +326,8 @@ class CallFrame:
         """What paths wrote that returned early ..."""
         self.own: OwnTest | None = None
         """... by something of the rank's own, so that ranks may return other things."""
+        self.skips: tuple[Skip, ...] = ()
+        """The conditions of these returns, outside of loops."""
         self.on_yield: Callable[[Value], None] | None = None
         self.yielded: Value | None = None
         """What a generator gives for any of its items, unless ``on_yield`` takes them ..."""
@@ -368,4 +370,6 @@ class LoopFrame:
         """... by something of their own: their data, clock or random numbers."""
         self.bound: OwnTest | None = None
         """The condition of a ``while`` where it is one of the rank's own."""
+        self.skips: tuple[Skip, ...] = ()
+        """The conditions by which ranks left this turn for the next one."""
         self.left_behind: list[dict[Cell, Value]] = []

@@ -20,6 +20,7 @@ from ddpdoctor.source.events import (
     Loop,
     OwnTest,
     Sinks,
+    Skip,
     branch_of,
     ended_by,
     settle,
@@ -148,6 +149,9 @@ class Machine(Memory):
             self.deciding.append(self.present(value))
         if own is not None:
             self.own_tests.append(own)
+        holders = (self.frame, *self.loops[-1:])
+        before = [holder.skips for holder in holders]
+        skipped = before[:]
         for arm in arms:
             self.mask, self.sinks = start, [[] for _ in RANKS]
             self.store.begin()
@@ -156,6 +160,11 @@ class Machine(Memory):
             finally:
                 written = self.store.undo()
             outcomes.append((written, self.mask, self.sinks))
+            for index, holder in enumerate(holders):
+                skipped[index] += holder.skips[len(before[index]) :]
+                holder.skips = before[index]
+        for holder, skips in zip(holders, skipped, strict=True):
+            holder.skips = skips
         if own is not None:
             self.own_tests.pop()
         if value is not None:
@@ -176,6 +185,8 @@ class Machine(Memory):
         for written, reached, sinks in outcomes:
             if not reached and living and start & ~ended_by(sinks, "raise", "exit"):
                 self._leave_behind(written, sinks, start, varying, own)
+                if own is not None and test is not None and value is not None:
+                    self._skip(Skip(self.frame.module, test, self.present(value)), start, sinks)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in _NO_ORIGIN:
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
@@ -196,6 +207,14 @@ class Machine(Memory):
                 self.frame.own = own
             self.frame.by_rank |= varying
             self.frame.left_behind.append(written)
+
+    def _skip(self, skip: Skip, ranks: int, sinks: Sinks) -> None:
+        """Note by which condition some ranks are not in what comes next, but are with the others again after it."""
+        is_in_loop = len(self.loops) > self.frame.loops_outside
+        if is_in_loop and ranks & ended_by(sinks, "continue"):
+            self.loops[-1].skips += (skip,)
+        elif not is_in_loop and ranks & ended_by(sinks, "return"):
+            self.frame.skips += (skip,)
 
     def jump(self, jump: Jump, node: ast.AST) -> None:
         """Let the present ranks leave the turn, the loop or the function."""

@@ -28,6 +28,8 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     constant,
+    is_agreed,
+    is_varying,
     on_rank,
     per_rank,
     tagged,
@@ -98,7 +100,18 @@ def _note_draw(machine: Machine, node: ast.AST, given: Arguments, receiver: Valu
 
 def _is_apart(machine: Machine, given: Iterable[Value]) -> bool:
     """Return whether only some ranks come here, or with another number on each."""
-    return machine.mask != ALL_RANKS or any(differ_by_rank(value) or DRAWN in tags_of(value) for value in given)
+    return machine.mask != ALL_RANKS or any(
+        differ_by_rank(value) or DRAWN in tags_of(value) or is_own(value) for value in given
+    )
+
+
+# Kinds of the tags of what no two ranks have alike.
+_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part", "reduced"})
+
+
+def is_own(value: Value) -> bool:
+    """Return whether each rank has computed a value from its own batches, clock, random numbers or part of the data."""
+    return is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
 
 
 def differ_by_rank(value: Value) -> bool:
