@@ -5,7 +5,8 @@ What it finds
     loop with a training step or a collective in each turn, over data that each rank takes for itself by arithmetic with
     its rank (`files[rank::world_size]`, `if i % world_size != rank: continue`, `range(rank, len(data), world_size)`,
     `islice(stream, rank, None, world_size)`, `array_split(...)[rank]`, a slice of which the last rank takes the rest),
-    where nothing makes the parts equal; or with batches of another size on each rank. In a run: the lengths.
+    where nothing makes the parts equal; or with batches of another size on each rank; or over equal shares that a
+    sampler of the script's own packs into batches by what the samples hold. In a run: the lengths.
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
@@ -38,6 +39,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Reason, RunRecord, Script
+from ddpdoctor.checks.data.packed_batches_source import FEWEST, packed, run_by
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -58,7 +60,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, is_averaged, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags, turn_taken
-from ddpdoctor.source.script.module import Module, children_of, descend, dotted, last_name
+from ddpdoctor.source.script.module import Module, children_of, descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import differ_by_rank
 from ddpdoctor.source.vocabulary import JOINS
 
@@ -92,12 +94,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             (f"rank {rank} has {count(own, 'batch', 'batches')} {of_pass}", uneven.location, {"batches": own}, rank)
             for rank, own in uneven.lengths[:8]
         ]
+        if uneven.samples:
+            text = f"each rank draws {count(uneven.samples, 'sample')}, which its sampler puts into that many batches"
+            lengths.append((text, uneven.location, {"samples": uneven.samples}))
         hang = () if divergence is None else describe.facts(divergence, basis)
         divergence, consequence = None, f"; then {describe.title(divergence)}" if divergence is not None else ""
         yield CHECK.finding(
             uneven.sentence + consequence,
             basis=basis,
-            remedy=_REMEDY if record.wraps else f"{_EVEN}.",
+            remedy=FEWEST if uneven.samples else _REMEDY if record.wraps else f"{_EVEN}.",
             locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
             because=lengths,
@@ -145,6 +150,10 @@ def in_source(script: Script) -> Iterator[Finding]:
                 locations=loader.location,
                 because=("this backward waits for all ranks, once for each batch", feeding.backward),
             )
+        verdict = packed(machine, loader, feeding.backward) if loader.node not in seen else None
+        if verdict is not None and _runs_to_its_end(feeding.backward, loop):
+            seen.add(loader.node)
+            yield from CHECK.suspected([verdict], FEWEST)
         part = _part_of_loader(machine, loader)
         if part is None or loader.node in seen or not _runs_to_its_end(feeding.backward, loop):
             continue
@@ -270,27 +279,9 @@ def _part_of_instance(machine: Machine, value: Instance) -> Part | None:
         found = next((part for name, part in parts.items() if name in used), None)
         if found is not None and (turns is not None or _returns_length(method.node)):
             return found
-    code = _run_by(machine, value, turns) if isinstance(turns, Function) else ()
+    code = run_by(machine, value, turns) if isinstance(turns, Function) else ()
     written = (as_written(machine.store, home, node) for home, node in code)
     return next((part for part in written if part is not None), None)
-
-
-def _run_by(machine: Machine, value: Instance, method: Function) -> Iterator[tuple[Module, ast.AST]]:
-    """Yield the code of a method, of the methods of its object that it calls, and of functions of the same module."""
-    waiting, seen = [method], set[ast.AST]()
-    while waiting:
-        function = waiting.pop(0)
-        module = machine.script.module(function.module)
-        if module is None or function.node in seen:
-            continue
-        seen.add(function.node)
-        yield module, function.node
-        for call in (node for node in descend(function.node) if isinstance(node, ast.Call)):
-            own = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
-            found = class_attribute(machine, value.cls, last_name(call.func)) if own else None
-            if isinstance(call.func, ast.Name):
-                found = machine.store.get(machine.scope_modules[module.name], call.func.id)
-            waiting += [found] if isinstance(found, Function) else []
 
 
 def _returns_length(method: ast.AST) -> bool:

@@ -11,10 +11,11 @@ What it finds
     different values, which leads there in some epoch that a rehearsal does not reach. In a live run digests of all
     parameters are compared every 100 steps, and of three ranks or more the odd one is named. In the source: the same of
     a loss that each rank takes from its own part of the data, or that one rank alone has evaluated, or a learning rate,
-    or a number that changes gradients or parameters, that each rank makes of its own batches or clock; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
-    frozen, weights that are loaded after the wrap, or gradients or parameters that are changed in place, on some ranks
-    only; or such a change, a rate or a schedule by the number of the rank, or decided by its own batches; and replicas
-    of shards, or models along a dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
+    or a number that changes gradients or parameters, that each rank makes of its own batches or clock; and a scheduler
+    or an optimizer that steps, a learning rate that is set, parameters that are frozen, weights that are loaded after
+    the wrap, or gradients or parameters that are changed in place, on some ranks only; or such a change, a rate or a
+    schedule by the number of the rank, or decided by its own batches; and replicas of shards, or models along a
+    dimension of a mesh that nothing uses, that are made after seeds of the ranks' own.
 
 Why it is bad
     DDP averages gradients and never compares weights, and no more does an average by hand. With different weights, the

@@ -426,6 +426,7 @@ _DISTRIBUTIONS = {
     "skimage": "scikit-image", "mpi4py": "mpi4py", "bs4": "beautifulsoup4", "Levenshtein": "python-Levenshtein",
     "google": "protobuf", "attr": "attrs", "dotenv": "python-dotenv", "git": "GitPython",
     "clip": "git+https://github.com/openai/CLIP.git", "apex": "", "hydra": "hydra-core",
+    "mpl_toolkits": "matplotlib",
 }  # fmt: skip
 """What is installed for a module whose package is called otherwise; empty for what is built from its sources."""
 

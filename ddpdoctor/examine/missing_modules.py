@@ -184,7 +184,7 @@ def _is_named(name: str, root: Path) -> bool:
 def _declared(module: str, root: Path) -> str:
     """Return the package for a module, by the name that the project gives it (``hydra-core``) where it names one."""
     known = distribution_of(module)
-    if known != module:
+    if known != module and not known.startswith("git+"):
         return known
     named: set[str] = set()
     for file, text in _texts(root):
@@ -192,9 +192,13 @@ def _declared(module: str, root: Path) -> str:
             named.update(word for line in _INSTALLED.findall(text) for word in _LISTED.findall("\n".join(line.split())))
         else:
             named.update((_QUOTED if file.suffix in (".toml", ".py") else _LISTED).findall(text))
-    starts = [f"{_plain(module)}-", *([f"scikit-{module[2:]}"] if module.startswith("sk") else [])]
+    plain = _plain(module)
+    starts = [f"{plain}-", *([f"scikit-{module[2:]}"] if module.startswith("sk") else [])]
     fitting = [name for name in named if f"{_plain(name)}-".startswith(tuple(starts))]
-    return module if not fitting or _plain(module) in map(_plain, fitting) else min(fitting, key=len)
+    # `generative` is a part of monai-generative, cleanfid of clean-fid; lightning is none of pytorch-lightning.
+    fitting += [name for name in named if _plain(name).endswith(f"-{plain}") and not _plain(name).startswith("pytorch-")]
+    fitting += [name for name in named if _plain(name).replace("-", "") == plain.replace("-", "")]
+    return known if not fitting or plain in map(_plain, fitting) else min(fitting, key=len)
 
 
 def _plain(name: str) -> str:

@@ -305,9 +305,10 @@ def _taken_away(left: list[str]) -> list[str]:
 
 def _shell(words: Sequence[str]) -> UsageError:
     """Return the error for a shell script, with the launch that stands in it."""
-    script = next((Path(word) for word in words if word.endswith((".sh", ".bash"))), None)
-    if script is None:
+    at = next((at for at, word in enumerate(words) if word.endswith((".sh", ".bash"))), -1)
+    if at < 0:
         return UsageError(f"{words[0]} runs shell code, which is not rehearsed", "Put the launch command after `--`.")
+    script = Path(words[at])
     if not script.is_file():
         return UsageError(f"{script} does not exist")
     example = "torchrun --nproc-per-node 8 train.py"
@@ -317,11 +318,29 @@ def _shell(words: Sequence[str]) -> UsageError:
         if _LAUNCH_IN_SHELL.search(line) and not line.lstrip().startswith("#"):
             example, found = _with_continuations(lines[number - 1 :]), f", line {number},"
             example = _with_values(example, lines[: number - 1])
+            example = _with_arguments(example, words[at + 1 :])
             break
     return UsageError(
         f"{script} is a shell script, which is not rehearsed",
         f"Put the launch command from it{found} after `--`: `ddpdoctor check -- {example}`.",
     )
+
+
+def _with_arguments(command: str, arguments: Sequence[str]) -> str:
+    """Return a shell command with what its script is given, and without what becomes of its output."""
+    command = _OUTPUT_GOES.sub("", command)
+
+    def given(found: re.Match[str]) -> str:
+        number = int(found["one"] or found["from"] or 1)
+        chosen = arguments[number - 1 : number] if found["one"] else arguments[number - 1 :]
+        return shlex.join(chosen) if chosen or not found["one"] else found[0]
+
+    return _GIVEN.sub(given, command).strip()
+
+
+_OUTPUT_GOES = re.compile(r"""\s+(?:\|&?|&>|\d?>)[^"']*$""")
+_GIVEN = re.compile(r'"?\$(?:\{?[@*](?::(?P<from>[1-9]))?\}?|\{?(?P<one>[1-9])\}?)"?')
+"""What a shell script is given: one of its arguments, all of them, or those from one on."""
 
 
 def _with_values(command: str, before: Sequence[str]) -> str:

@@ -218,6 +218,7 @@ class PassEnded(Event, frozen=True, kw_only=True):
     by_length: bool = False
     averaged: int | None = None
     looped: bool = False
+    batch_count: int | None = None
     index_count: int | None = None
     index_digest: str = ""
     indices: str = ""

@@ -118,3 +118,22 @@ def test_no_argument_helps_against_a_fault_of_the_script(kind: str, message: str
 
 def test_a_package_that_another_one_has_the_name_of_is_called_by_its_own(tmp_path: Path) -> None:
     assert "`pip install hydra-core` for the Python" in module_hint("hydra", os.fspath(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "installed"),
+    [
+        ("generative", "monai-generative==0.2", "monai-generative"),
+        ("audiotools", "descript-audiotools>=0.7", "descript-audiotools"),
+        ("cleanfid", "clean-fid", "clean-fid"),
+        ("clip", "clip-anytorch", "clip-anytorch"),
+        ("clip", "torch", "git+https://github.com/openai/CLIP.git"),
+        ("lightning", "pytorch-lightning", "lightning"),
+        ("mpl_toolkits", "matplotlib", "matplotlib"),
+    ],
+)
+def test_a_package_that_the_project_asks_for_by_a_longer_name_is_installed_by_it(
+    module: str, asked: str, installed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"numpy\n{asked}\n")
+    assert f"`pip install {installed}` for the Python" in module_hint(module, os.fspath(tmp_path))

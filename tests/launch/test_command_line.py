@@ -190,6 +190,20 @@ def test_a_shell_script_is_answered_with_the_launch_that_stands_in_it(tmp_path: 
         assert "`ddpdoctor check -- torchrun --nproc-per-node 8 train.py --lr 3 -v`" in raised.value.hint
 
 
+def test_the_launch_of_a_shell_script_is_shown_with_what_the_script_was_given(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    launch = 'python -m torch.distributed.launch --nproc_per_node=$1 train.py --out "$2" ${@:3} 2>&1 | tee -a $2/log.txt'
+    script.write_text(f"#!/usr/bin/env bash\nset -x\n{launch}\n")
+    with pytest.raises(UsageError, match="is a shell script") as raised:
+        read(f"{script} 2 ./runs --depth 48,32 --lr 3")
+    shown = "python -m torch.distributed.launch --nproc_per_node=2 train.py --out ./runs --depth 48,32 --lr 3"
+    assert f"`ddpdoctor check -- {shown}`" in raised.value.hint
+    script.write_text('torchrun --nproc-per-node 2 train.py "$@" > log.txt\n')
+    with pytest.raises(UsageError) as raised:
+        read(f"bash {script} --lr 3")
+    assert "`ddpdoctor check -- torchrun --nproc-per-node 2 train.py --lr 3`" in raised.value.hint
+
+
 def test_a_program_whose_first_line_names_python_is_a_script(tmp_path: Path) -> None:
     program = tmp_path / "train"
     program.write_text("#!/usr/bin/env python3\n")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.errors import UsageError
+from ddpdoctor.source.script.project import find_main
 from ddpdoctor.source.script.script import read_script
 from tests.source.marked import check_marks, written
 
@@ -159,3 +161,16 @@ def test_a_repository_that_is_its_package_is_found_in_a_copy_of_a_longer_name(
     (root / ".git").mkdir()
     script = read_script(written(tmp_path, f"{imports}\n", name=place))
     assert (root / "parts" / "model.py" in [one.path for one in script.modules]) is found
+
+
+def test_a_module_that_lies_below_is_answered_with_the_path_that_finds_it(tmp_path: Path) -> None:
+    written(tmp_path, "", name="src/job/train.py", head="")
+    written(tmp_path, "", name="tools/other.py", head="")
+    for name, hint in (
+        ("job.train", "src/job/train.py is here: put `PYTHONPATH=src` before the command"),
+        ("other", "tools/other.py is here: put `PYTHONPATH=tools` before the command"),
+        ("job.nowhere", "Run it from the directory that `python -m` is run from"),
+    ):
+        with pytest.raises(UsageError, match="there is no such module") as raised:
+            find_main(name, [tmp_path])
+        assert raised.value.hint.startswith(hint)

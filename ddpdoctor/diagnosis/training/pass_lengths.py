@@ -218,6 +218,8 @@ class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
     """The line that made the loader."""
     overrun: bool
     """A shorter rank used up its pass while a longer one continued to batches that the shorter never had."""
+    samples: int = 0
+    """Of each rank, where all have as many, and a sampler puts them into other numbers of batches; 0 where not."""
 
     @property
     def sentence(self) -> str:
@@ -289,10 +291,13 @@ def _uneven(entries: tuple[Pass, ...], loader: LoaderOnRanks) -> UnevenPass | No
         lengths=tuple((entry.rank, length) for entry, length in known),
         location=loader.location,
         overrun=ended and ahead,
+        samples=(_samples(entries) // len(entries)) if all(one.batch_count for one in entries) else 0,
     )
 
 
 def _length(entry: Pass) -> int | None:
+    if entry.batch_count is not None:
+        return entry.batch_count  # A sampler of the script's own may have no length, or one that it does not keep to.
     if entry.true_length is not None:
         return entry.true_length
     return entry.yielded if entry.end == "exhausted" else None

@@ -456,6 +456,8 @@ class Pass(RowAtLine, frozen=True, kw_only=True):
     """A ``join()`` context was open during the pass."""
     stale: tuple[str, ...] = ()
     """Attributes of its data set that items are made with, and that the workers, which are kept, have otherwise."""
+    batch_count: int | None = None
+    """How many batches the whole pass draws, whatever its length says; None where the next is."""
     index_count: int | None = None
     """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
     index_digest: str = ""

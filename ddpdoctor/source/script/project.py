@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -141,8 +143,21 @@ def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
     looked = f"{places[0]} and where else Python looks" if len(places) > 1 else str(places[0])
     raise UsageError(
         f"-m {name}: there is no such module in {looked}",
-        _meant(name) or "Run it from the directory that `python -m` is run from, or set PYTHONPATH.",
+        _meant(name) or _lies_below(places[0], parts) or "Run it from the directory that `python -m` is run from, or set "
+        "PYTHONPATH.",
     )
+
+
+def _lies_below(place: Path, parts: Sequence[str]) -> str:
+    """Return a hint for a module that Python would find one directory further down, as in ``src``; empty for none."""
+    with suppress(OSError):
+        for inner in ("src", *sorted(_names_in(place) - {"src"})):
+            base = place.joinpath(inner, *parts)
+            if base.with_suffix(".py").is_file() or (base / "__main__.py").is_file():
+                found = base if base.is_dir() else base.with_suffix(".py")
+                path = f"put `PYTHONPATH={shlex.quote(inner)}` before the command"
+                return f"{found.relative_to(place)} is here: {path}, or install the project (`pip install -e .`)."
+    return ""
 
 
 def _meant(name: str) -> str:

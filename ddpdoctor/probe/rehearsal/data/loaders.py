@@ -207,6 +207,7 @@ class Indices:
         @replaces("_next_index", iterator_class)
         def _next_index(draw: Any, iterator: Any) -> Any:
             index = draw(iterator)
+            iterator._ddpdoctor_batches = iterator.__dict__.get("_ddpdoctor_batches", 0) + 1
             if iterator._dataset_kind == 0:
                 self._journal.guarded(self._keep, iterator, index, harms=("passes",))
             return index
@@ -215,6 +216,7 @@ class Indices:
         def _reset(restart: Any, iterator: Any, *arguments: Any, **options: Any) -> Any:
             # Persistent workers serve all passes with one iterator.
             iterator.__dict__.pop("_ddpdoctor_drawn", None)
+            iterator.__dict__.pop("_ddpdoctor_batches", None)
             return restart(iterator, *arguments, **options)
 
     def whole(self, iterator: Any, loader: int, ordinal: int, number: int) -> dict[str, Any]:
@@ -229,7 +231,8 @@ class Indices:
         drawn: array[int] = iterator.__dict__.get("_ddpdoctor_drawn", array("q"))
         base = base_indices(iterator._dataset, drawn, self._torch)
         name = self._journal.writer.write_indices(number, array("q", sorted(base)))
-        return {"index_count": len(base), "index_digest": digest_of(base.tobytes()), "indices": name}
+        fields = {"index_count": len(base), "index_digest": digest_of(base.tobytes()), "indices": name}
+        return {"batch_count": iterator.__dict__.get("_ddpdoctor_batches", 0), **fields}
 
     def have_no_end(self, loader: int) -> bool:
         """Return whether a loader's sampler drew so much more than its data set that its passes have no end."""
@@ -246,6 +249,7 @@ class Indices:
         ring = self._journal.ring
         collectives = ring.count if ring is not None else 0
         for count, index in enumerate(iterator._sampler_iter):
+            iterator._ddpdoctor_batches = iterator.__dict__.get("_ddpdoctor_batches", 0) + 1
             self._keep(iterator, index)
             if count % 1024 == 0 and time.monotonic() - started > MOST_DRAIN_S:
                 return False
