@@ -153,7 +153,7 @@ def _counts_turns(module: Module, change: ast.AugAssign) -> bool:
 
 
 def _resumed_counters(script: Script) -> Iterator[tuple[Module, ast.For]]:
-    """Yield the loops that begin at an attribute which is taken out of a checkpoint by its key."""
+    """Yield the loops that begin at a number which is made from what is taken out of a checkpoint by its key."""
     taken = {
         target.attr
         for module in script.modules
@@ -166,8 +166,12 @@ def _resumed_counters(script: Script) -> Iterator[tuple[Module, ast.For]]:
         for loop in module.index.of(ast.For):
             counted = loop.iter
             first = counted.args[0] if isinstance(counted, ast.Call) and len(counted.args) > 1 else None
-            by_range = isinstance(counted, ast.Call) and last_name(counted.func) == "range"
-            if by_range and isinstance(first, ast.Attribute) and first.attr in taken:
+            by_range = isinstance(counted, ast.Call) and last_name(counted.func) in ("range", "trange")
+            if first is None or not by_range:
+                continue
+            # A number of steps, divided by those of a pass, is one of epochs.
+            of_object = any(isinstance(one, ast.Attribute) and one.attr in taken for one in (first, *descend(first)))
+            if of_object or _is_loaded(first, module, module.body_around(loop)):
                 yield module, loop
 
 

@@ -5,6 +5,7 @@ On the machine of the job they do not happen, so that they accuse no one there o
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -420,6 +421,14 @@ _NOT_INSTALLED = re.compile(r"(\bnot|n't)\b.{0,40}\b(installed|found|available)\
 """As libraries say it that look for an optional package before they import it: transformers, accelerate, torch."""
 _OTHER_BUILD = re.compile(r"operator (torch\w+)::\w+ does not exist|Could not load this library: .*/(?:lib)?(torch\w+)")
 """Compiled for another torch, or for CUDA where there is none."""
+_REMOVED = re.compile(r"\bremoved in (?:the )?([A-Za-z]\w*) v?\d")
+"""As libraries say it of their names: NumPy of ``np.float_``."""
+_NO_PART = re.compile(r"module '(\w+)[\w.]*' has no attribute '\w+'|^module (\w+)[\w.]* has no attribute \w+$")
+"""Python's message, and that of transformers and others, whose modules are loaded when they are asked for."""
+_WRITES = re.compile(
+    r"""Parent directory (\S+) does not exist|^\s.*\bopen\(.*,\s*(?:mode=)?["'][wax]b?\+?["']""", re.MULTILINE
+)
+"""torch's message of a save, and a line of a traceback that opens a file to write it."""
 _QUOTED = re.compile(r"'([^']+)'")
 _DISTRIBUTIONS = {
     "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn",
@@ -475,18 +484,38 @@ def _lack_of(raised: RankException, record: RunRecord | None) -> Lack | None:
         if other:
             return Lack("version", other[1])
         return Lack("package") if _NOT_INSTALLED.search(raised.message) else None
-    foreign = _OTHER_BUILD.search(raised.message)
+    foreign = _OTHER_BUILD.search(raised.message) or (raised.type == "AttributeError" and _of_another(raised))
     if foreign:
-        return Lack("version", foreign[1] or foreign[2])
+        return Lack("version", (foreign[1] or foreign[2]).lower())
     if raised.type == "CalledProcessError" or "_execute_child" in raised.traceback:
         return Lack("program")
     message = headline(raised)
+    if directory_to_make(raised):
+        return None
     if raised.type in _NETWORK_TYPES or _NETWORK_WORDS.search(raised.message):
         return Lack("network")
     is_file = raised.type in ("FileNotFoundError", "NotADirectoryError")
     if not (is_file or _DATA_WORDS.search(raised.message)):
         return None
     return None if record is not None and _was_made(message, record) else Lack("data")
+
+
+def _of_another(raised: RankException) -> re.Match[str] | None:
+    """Return the match whose group names a package that has no longer, or not yet, what is asked of it."""
+    removed = _REMOVED.search(raised.message)
+    missing = _NO_PART.search(headline(raised)) if removed is None else None
+    # A module of the script's own lies where the script does, or its name is no one's.
+    known = missing is None or f"/site-packages/{missing[1] or missing[2]}/" in raised.traceback
+    return removed or (missing if known else None)
+
+
+def directory_to_make(raised: RankException) -> str:
+    """Return the directory that a script writes into and that is not there; empty where it is about something else."""
+    writes = _WRITES.search(raised.message) or _WRITES.search(raised.traceback)
+    if writes is None or raised.type not in ("RuntimeError", "FileNotFoundError"):
+        return ""
+    path = _QUOTED.search(raised.message)
+    return writes[1] or (os.path.dirname(path[1]) if path is not None else "")
 
 
 def distribution_of(module: str) -> str:

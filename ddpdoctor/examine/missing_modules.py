@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,22 +82,23 @@ def module_hint(
     wanted = {name: _declared(name, Path(root)) for name in (top, *others)}
     if not wanted[top]:
         return f"Build and install {top} for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
-    plugins = _plugins(wanted, root, python)
-    line = f"pip install {shlex.join(package for package in dict.fromkeys((*wanted.values(), *plugins)) if package)}"
-    return f"`{line}` for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
-
-
-def _plugins(modules: Iterable[str], root: str, python: str) -> Iterator[str]:
-    """Yield what the project asks for beside missing modules and names after them: plugins (``hydra-colorlog``)."""
-    for package in lacking_packages(root, python):
-        if _plain(package).startswith(tuple(f"{_plain(module)}-" for module in modules)):
-            yield package
+    asked = lacking_packages(root, python)
+    # Plugins are named after a module: ``hydra-colorlog``.
+    plugins = [one for one in asked if _plain(one).startswith(tuple(f"{_plain(module)}-" for module in wanted))]
+    packages = [package for package in dict.fromkeys((*wanted.values(), *plugins)) if package]
+    line = f"`pip install {shlex.join(packages)}` for the Python of the ranks, {ELSEWHERE}"
+    # What a script loads by the name in a setting, or late, is missed only then.
+    known = {_plain(name) for name in (*packages, *wanted)}
+    rest = [one for one in asked if _plain(one) not in known]
+    also = f" The project's requirements name more that is not there: {', '.join(rest)}."
+    return f"{line}; `--static` reads the source only.{also if rest else ''}"
 
 
 def lacking_packages(root: str, python: str) -> tuple[str, ...]:
     """Return the packages that the project asks for and the ranks' Python lacks, but those that a rehearsal serves."""
     lines = (line.partition("#")[0].strip() for line in _requirements(Path(root)))
-    named = dict.fromkeys(found[1] for line in lines if (found := _REQUIRED.match(line)))
+    # Torch itself is called pytorch by conda; what pip gets by that name only says so.
+    named = dict.fromkeys(found[1] for line in lines if (found := _REQUIRED.match(line)) and found[1] != "pytorch")
     return _lacking(_ASK_PACKAGES, [name for name in named if _plain(name) not in TRACKERS], python) if python else ()
 
 
@@ -196,7 +197,7 @@ def _declared(module: str, root: Path) -> str:
     starts = [f"{plain}-", *([f"scikit-{module[2:]}"] if module.startswith("sk") else [])]
     fitting = [name for name in named if f"{_plain(name)}-".startswith(tuple(starts))]
     # `generative` is a part of monai-generative, cleanfid of clean-fid; lightning is none of pytorch-lightning.
-    fitting += [name for name in named if _plain(name).endswith(f"-{plain}") and not _plain(name).startswith("pytorch-")]
+    fitting += [name for name in named if _plain(name).endswith(f"-{plain}") and not name.lower().startswith("pytorch")]
     fitting += [name for name in named if _plain(name).replace("-", "") == plain.replace("-", "")]
     return known if not fitting or plain in map(_plain, fitting) else min(fitting, key=len)
 

@@ -173,7 +173,7 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
     if request.spawns_ranks:
         return [python, *options, "-u", *flags, *script, *request.arguments]
     if request.needs_no_launcher:
-        words = (*numbered_arguments(request), *given_local_rank(request))
+        words = (*given_local_rank(request), *numbered_arguments(request))
         command = [python, *options, "-u", *flags, *script, *words]
         if request.nproc == 1:
             return [word.replace(_LOCAL_RANK, "0") for word in command]
@@ -200,8 +200,9 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
         # Without it the launcher reads the script's options too, and stumbles over beginnings of its own (`--run`).
         "--",
         *script,
-        *numbered_arguments(request),
+        # As torch's old launcher does it: what takes all that is left, as a list of settings, would take it, too.
         *given_local_rank(request),
+        *numbered_arguments(request),
     ]
 
 

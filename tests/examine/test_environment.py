@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.failures import Lack, distribution_of, lack_behind
-from ddpdoctor.examine.rehearsal_result import hint_for
+from ddpdoctor.examine.hints import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
 from ddpdoctor.record.streams.training import FileEvent
 from tests.check_command import check

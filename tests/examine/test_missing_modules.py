@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.examine.hints import hint_for
 from ddpdoctor.examine.missing_modules import module_hint
-from ddpdoctor.examine.rehearsal_result import hint_for
 from ddpdoctor.record.model import RankException
 from ddpdoctor.source.script.script import Script, read_script
 

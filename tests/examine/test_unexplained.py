@@ -10,8 +10,8 @@ import pytest
 from ddpdoctor.diagnosis.failures import Lack, lack_behind
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import another_try
+from ddpdoctor.examine.hints import ARGUMENTS_HINT, hint_for
 from ddpdoctor.examine.missing_modules import lacking_packages, module_hint
-from ddpdoctor.examine.rehearsal_result import ARGUMENTS_HINT, hint_for
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from ddpdoctor.record.streams.training import Access
@@ -81,6 +81,45 @@ def test_pretended_data_are_named_before_versions(tmp_path: Path) -> None:
     raised = RankException(time_ns=1, type="IndexError", message="Target 5 is out of bounds.")
     said = hint_for(raised, str(tmp_path), read_script(tmp_path / "train.py"), RunRecord(job=job))
     assert said.startswith("Rehearse with the real data") and "the images of cats (random ones)" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "trace", "hint"),
+    [
+        ("AttributeError", "`np.float_` was removed in the NumPy 2.0 release. Use `np.float64`.", "", "of numpy named"),
+        (
+            "AttributeError",
+            "module transformers has no attribute modeling_gpt2",
+            'File "/v/lib/python3.11/site-packages/transformers/utils/import_utils.py", line 2, in __getattr__',
+            "Install the version of transformers named",
+        ),
+        ("AttributeError", "module 'net' has no attribute 'Model'", 'File "/job/net.py", line 2', "without ddpdoctor"),
+        ("TypeError", "mel() takes 0 positional arguments but 5 were given", "", "install the versions of Python and"),
+        ("TypeError", "Trainer.__init__() got an unexpected keyword argument 'gpus'", "", "install the versions of"),
+        ("TypeError", "own() missing 1 required positional argument: 'x'", "", "Rehearse with the real data"),
+        ("RuntimeError", "Parent directory train_log does not exist.", "", "(`mkdir -p train_log`)"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory: 'runs/a/log.txt'",
+            'File "train.py", line 3, in <module>\n    with open(args.log, "w") as file:\n',
+            "(`mkdir -p runs/a`)",
+        ),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory: 'data/a.txt'",
+            'File "train.py", line 3, in <module>\n    with open(args.data, "r") as file:\n',
+            "This machine lacks the data",
+        ),
+    ],
+)
+def test_what_a_library_or_a_directory_lacks_is_no_fault_of_what_was_pretended(
+    kind: str, message: str, trace: str, hint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\ndef own(x):\n    return x\n")
+    pretended = () if "ddpdoctor" in hint else ("tensorboard (a silent tracker)",)
+    job = Job(kind="rehearsal", python=sys.executable, pretended=pretended)
+    raised = RankException(time_ns=1, type=kind, message=message, traceback=f"Traceback:\n{trace}")
+    assert hint in hint_for(raised, str(tmp_path), read_script(tmp_path / "train.py"), RunRecord(job=job))
 
 
 def test_the_dependencies_of_a_project_are_read(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_shell_script_is_answered_with_the_launch_that_stands_in_it(tmp_path: 
 
 def test_the_launch_of_a_shell_script_is_shown_with_what_the_script_was_given(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
-    launch = 'python -m torch.distributed.launch --nproc_per_node=$1 train.py --out "$2" ${@:3} 2>&1 | tee -a $2/log.txt'
+    launch = 'python -m torch.distributed.launch --nproc_per_node=$1 train.py --out "$2" ${@:3} 2>&1 | tee -a $2/log'
     script.write_text(f"#!/usr/bin/env bash\nset -x\n{launch}\n")
     with pytest.raises(UsageError, match="is a shell script") as raised:
         read(f"{script} 2 ./runs --depth 48,32 --lr 3")

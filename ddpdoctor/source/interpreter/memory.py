@@ -373,7 +373,7 @@ class Memory:
             root=self.root,
             scopes=around[2],
             contexts=tuple(self.contexts) if self.contexts else (),
-            skips=tuple([skip for one in (*self.frames, *self.loops) for skip in one.skips]),
+            skips=sum([one.skips for one in self.loops], sum([one.skips for one in self.frames], ())),
         )
         if not self.quiet:
             previous = self.events.get(ordinal)

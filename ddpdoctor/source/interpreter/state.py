@@ -26,7 +26,7 @@ from ddpdoctor.source.events import (
     settle,
 )
 from ddpdoctor.source.interpreter.memory import Memory
-from ddpdoctor.source.interpreter.scopes import Cell, Store
+from ddpdoctor.source.interpreter.scopes import CallFrame, Cell, LoopFrame, Store
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     RANKS,
@@ -149,7 +149,7 @@ class Machine(Memory):
             self.deciding.append(self.present(value))
         if own is not None:
             self.own_tests.append(own)
-        holders = (self.frame, *self.loops[-1:])
+        holders: list[CallFrame | LoopFrame] = [self.frame, *self.loops[-1:]]
         before = [holder.skips for holder in holders]
         skipped = before[:]
         for arm in arms:

@@ -141,11 +141,9 @@ def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
         if base.with_suffix(".py").is_file():
             return place, Found(base.with_suffix(".py"), "__main__", name.rpartition(".")[0])
     looked = f"{places[0]} and where else Python looks" if len(places) > 1 else str(places[0])
-    raise UsageError(
-        f"-m {name}: there is no such module in {looked}",
-        _meant(name) or _lies_below(places[0], parts) or "Run it from the directory that `python -m` is run from, or set "
-        "PYTHONPATH.",
-    )
+    anywhere = "Run it from the directory that `python -m` is run from, or set PYTHONPATH."
+    hint = _meant(name) or _lies_below(places[0], parts) or anywhere
+    raise UsageError(f"-m {name}: there is no such module in {looked}", hint)
 
 
 def _lies_below(place: Path, parts: Sequence[str]) -> str:
