@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from ddpdoctor.check import Verdict
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute, run_by
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import ExternalObject, Function, Instance
 from ddpdoctor.source.queries.divergence import nodes_of
 from ddpdoctor.source.ranks.data_partitions import may_even_out
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 
-FEWEST = (
-    "Make as many batches on every rank: put all samples into batches in one order and deal these out "
-    "(`batches[rank::ranks]`, cut to a multiple of the ranks), or all-reduce their number with MIN and stop there."
-)
-"""The remedy of equal shares that are put into unequal numbers of batches."""
 _SHARES = "DistributedSampler"
 # What is called with the number of a sample and tells nothing of what it holds.
 _OF_NUMBERS = frozenset({"append", "add", "int", "str", "len", "list", "tuple", "isinstance", "print", "enumerate"})
@@ -59,24 +53,6 @@ def _verdict(module: Module, test: ast.If, loader: Event, backward: Event) -> Ve
             ("this backward waits for all ranks, once for each batch", backward),
         ),
     )
-
-
-def run_by(machine: Machine, value: Instance, method: Function) -> Iterator[tuple[Module, ast.AST]]:
-    """Yield the code of a method, of the methods of its object that it calls, and of functions of the same module."""
-    waiting, seen = [method], set[ast.AST]()
-    while waiting:
-        function = waiting.pop(0)
-        module = machine.script.module(function.module)
-        if module is None or function.node in seen:
-            continue
-        seen.add(function.node)
-        yield module, function.node
-        for call in (node for node in descend(function.node) if isinstance(node, ast.Call)):
-            own = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
-            found = class_attribute(machine, value.cls, last_name(call.func)) if own else None
-            if isinstance(call.func, ast.Name):
-                found = machine.store.get(machine.scope_modules[module.name], call.func.id)
-            waiting += [found] if isinstance(found, Function) else []
 
 
 def _communicates(module: Module, function: ast.AST) -> bool:

@@ -39,10 +39,9 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check, Reason, RunRecord, Script
-from ddpdoctor.checks.data.packed_batches_source import FEWEST, packed, run_by
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
-from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute, run_by
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -76,6 +75,10 @@ CHECK = Check(
 _EVEN = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
 )
+_FEWEST = (
+    "Make as many batches on every rank: put all samples into batches in one order and deal these out "
+    "(`batches[rank::ranks]`, cut to a multiple of the ranks), or all-reduce their number with MIN and stop there."
+)
 _REMEDY = f"{_EVEN}; or run the loop inside `with model.join():`."
 
 
@@ -102,7 +105,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             uneven.sentence + consequence,
             basis=basis,
-            remedy=FEWEST if uneven.samples else _REMEDY if record.wraps else f"{_EVEN}.",
+            remedy=_FEWEST if uneven.samples else _REMEDY if record.wraps else f"{_EVEN}.",
             locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
             because=lengths,
@@ -150,10 +153,15 @@ def in_source(script: Script) -> Iterator[Finding]:
                 locations=loader.location,
                 because=("this backward waits for all ranks, once for each batch", feeding.backward),
             )
-        verdict = packed(machine, loader, feeding.backward) if loader.node not in seen else None
+        own = [loader.argument(name, position) for name, position in (("batch_sampler", 4), ("sampler", 3))]
+        verdict = None
+        if loader.node not in seen and any(isinstance(one, Instance) for one in own):
+            from ddpdoctor.checks.data.packed_batches_source import packed
+
+            verdict = packed(machine, loader, feeding.backward)
         if verdict is not None and _runs_to_its_end(feeding.backward, loop):
             seen.add(loader.node)
-            yield from CHECK.suspected([verdict], FEWEST)
+            yield from CHECK.suspected([verdict], _FEWEST)
         part = _part_of_loader(machine, loader)
         if part is None or loader.node in seen or not _runs_to_its_end(feeding.backward, loop):
             continue

@@ -80,7 +80,7 @@ CHECK = Check(
     subjects=("job",),
     triggers=(
         *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open"),
-        *("symlink", "savefig"),
+        *("symlink", "savefig", "FileHandler", "filemode"),
     ),
 )
 

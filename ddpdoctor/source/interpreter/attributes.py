@@ -45,7 +45,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.module import argument_of, descend, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, last_name
 from ddpdoctor.source.script.written_paths import UNKNOWN_PART, defaults_of, may_be, spelled, template_of
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -267,6 +267,24 @@ def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | N
         if found is not None:
             return found
     return None
+
+
+def run_by(machine: Machine, value: Instance, method: Function) -> Iterator[tuple[Module, ast.AST]]:
+    """Yield the code of a method, of the methods of its object that it calls, and of functions of the same module."""
+    waiting, seen = [method], set[ast.AST]()
+    while waiting:
+        function = waiting.pop(0)
+        module = machine.script.module(function.module)
+        if module is None or function.node in seen:
+            continue
+        seen.add(function.node)
+        yield module, function.node
+        for call in (node for node in descend(function.node) if isinstance(node, ast.Call)):
+            own = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "self"
+            found = class_attribute(machine, value.cls, last_name(call.func)) if own else None
+            if isinstance(call.func, ast.Name):
+                found = machine.store.get(machine.scope_modules[module.name], call.func.id)
+            waiting += [found] if isinstance(found, Function) else []
 
 
 def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:

@@ -465,10 +465,15 @@ def _beside_ranks(tags: frozenset[Tag]) -> frozenset[Tag]:
 
 
 def stamped(value: Value, name: str, form: object) -> Value:
-    """Return a time in a form, by ``strftime``, ``int`` or in a text, marked where that leaves no part of a second."""
+    """Return a time in a form, by ``strftime``, ``int`` or in a text: marked where that leaves no part of a second, and
+    the same on all ranks where it leaves no second.
+    """
     coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
     if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
         return value
+    if name == "strftime" and not any(f"%{letter}" in str(form) for letter in "SscXTr+"):
+        # Ranks that start together have the same minute, and the same day.
+        return Unknown(False, value.opaque, value.tags - {CLOCK}, value.not_none)
     return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)
 
 

@@ -41,12 +41,12 @@ from ddpdoctor.source.script.module import argument_of, descend, last_name, made
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
-LOG_FILE = "logging.FileHandler"
-"""It appends unless it is given another mode."""
+LOG_FILE, LOG_SET_UP = "logging.FileHandler", "logging.basicConfig"
+"""They append unless they are given another mode."""
 OPENERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("builtins.open", "io.open"), ("file", "r")),
     **dict.fromkeys(("codecs.open", "gzip.open", "bz2.open", "lzma.open"), ("filename", "r")),
-    LOG_FILE: ("filename", "a"),
+    **dict.fromkeys((LOG_FILE, LOG_SET_UP), ("filename", "a")),
 }
 """What opens a file: the argument that is its path, which comes first, and the mode by default."""
 # The argument that is the path of a new file or directory.
@@ -138,7 +138,8 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
     """Yield the files that every rank of a job adds the same lines to, with no word for the rank in them, each once."""
     seen: set[ast.AST] = set()
     for event in noted(projection, *OPENERS) if is_distributed(projection) else ():
-        if event.name == LOG_FILE or event.node in seen or not on_every_rank(event) or _mode(event)[:1] != "a":
+        is_log = event.name in (LOG_FILE, LOG_SET_UP)
+        if is_log or event.node in seen or not on_every_rank(event) or _mode(event)[:1] != "a":
             continue
         for use in _use(event, OPENERS[event.name][0], 0):
             if not is_one_path(use.path) or is_in_turns(projection, event) or is_of_one_process(projection, event):
@@ -180,7 +181,7 @@ def _mapped(event: Event) -> str:
 
 
 def _mode(event: Event, default: str = "r", position: int = 1) -> str:
-    mode = event.argument("mode", position)
+    mode = event.named.get("filemode") if event.name == LOG_SET_UP else event.argument("mode", position)
     text = constant(mode) if mode is not None else default
     return text if isinstance(text, str) else ""
 
