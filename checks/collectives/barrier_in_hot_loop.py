@@ -109,6 +109,8 @@ def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
         is_barrier, objects = event.name in BARRIERS, event.name in _OF_OBJECTS
         if event.node in seen or not event.loops or not (is_barrier or objects or event.name in _REDUCTIONS):
             continue
+        if _in_a_handler(script, event):
+            continue  # As where an attribute is made that was not there: not in every step.
         if not _of_all(projection, event) or not (is_barrier or objects or _is_of_the_batch(projection, event)):
             continue
         for backward in backwards:
@@ -119,6 +121,17 @@ def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
                 seen.add(event.node)
                 yield event, backward, meeting
                 break
+
+
+def _in_a_handler(script: Script, event: Event) -> bool:
+    """Return whether a call, or one that leads to it, stands in an ``except`` clause."""
+    by_file = {str(module.path): module for module in script.modules}
+    return any(
+        handler.lineno <= frame.line <= (handler.end_lineno or handler.lineno)
+        for frame in event.chain
+        if frame.file in by_file
+        for handler in by_file[frame.file].index.of(ast.ExceptHandler)
+    )
 
 
 def _of_all(projection: Projection, event: Event) -> bool:
@@ -136,14 +149,24 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
     """Return what makes all ranks meet in the turn of a backward; None where no DDP and no reduction does."""
     wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
     other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
-    if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):
-        return "backward"
     loop = backward.loops[-1].node
+    wrapped = other or any(projection.of_kind("wrap")) or framework(projection.machine.script)
+    if wrapped and not _bypasses(projection, loop):
+        return "backward"
     others = (
         one for one in projection.of_kind("collective") if one.name not in BARRIERS and one.node is not event.node
     )
     beside = (one for one in others if one.ranks == ALL_RANKS and any(around.node is loop for around in one.loops))
     return next((one.name for one in beside), None)
+
+
+def _bypasses(projection: Projection, loop: ast.AST) -> bool:
+    """Return whether a loop takes the module out of a DDP object and never calls that object: its backward averages
+    nothing, and no rank waits in it.
+    """
+    inside = [event for event in projection.events if any(around.node is loop for around in event.loops)]
+    called = any(event.kind == "ddp-forward" for event in inside)
+    return not called and any(event.name == "ddp.module" and event.gradients for event in inside)
 
 
 def _as_often(projection: Projection, event: Event, backward: Event, is_barrier: bool) -> bool:

@@ -38,6 +38,16 @@ def test_the_exception_that_a_rank_handles_while_it_waits_is_the_cause() -> None
     assert [place.line for place in describe.locations(divergence)][:2] == [12, 70]
 
 
+def test_the_exception_that_ended_another_rank_is_the_cause_and_not_the_one_that_a_handler_knows() -> None:
+    job = healthy_job()
+    job.fail(0, "ImportError", 23)
+    job.call(1, "all_reduce", 70)
+    job.wait_in_last(1)
+    looked_up = Handled(rank=1, site=job.site(70), type="AttributeError", message="no _data", file=SCRIPT, line=12)
+    divergence, trouble = diagnose(job.record(handled=(looked_up,)))
+    assert (trouble, divergence.culprit) == ("exception", 0)
+
+
 def test_where_several_ranks_handle_an_exception_none_is_blamed_for_it() -> None:
     divergence, trouble = diagnose(_waiting_in_a_handler(0, 1))
     assert trouble != "caught-exception"

@@ -396,7 +396,9 @@ def _with_reasons(record: RunRecord, matcher: Matcher, found: Divergence) -> Div
     """Return the divergence with what the run shows of why the ranks part."""
     turns = found.turns + found.proof
     handling = {turn.rank: turn.handling for turn in turns if turn.handling is not None}
-    if len(handling) == 1 and len({turn.rank for turn in turns}) > 1:
+    # What ended another rank is the cause: a handler that looks something up first handles the same on every rank.
+    ended = any(turn.exception is not None and not turn.exception.communication for turn in turns)
+    if len(handling) == 1 and not ended and len({turn.rank for turn in turns}) > 1:
         ((rank, handled),) = handling.items()
         reason = f"it handles the {handled.type} that it raised at {place(frame_of(handled))}"
         return msgspec.structs.replace(found, culprit=rank, culprit_reason=reason)

@@ -89,7 +89,12 @@ def _is_for_old_torch(module: Module, node: ast.AST) -> bool:
 
 def required_local_rank(script: Script) -> str:
     """Return the option for the local rank that a script refuses to start without; empty when there is none."""
-    required = (one for module in script.modules for one in _local_rank_options(module) if _is_required(one))
+    required = (
+        one
+        for module in script.modules
+        for one in _local_rank_options(module)
+        if _is_required(one) and _is_reached(script, module, one)
+    )
     names = (entry.value for one in required for entry in one.args if isinstance(entry, ast.Constant))
     return next((str(name) for name in names if name in LOCAL_RANK_OPTIONS), "")
 
@@ -101,7 +106,9 @@ def unknown_to_the_launcher(script: Script) -> str:
         return ""  # What is unknown to it stays.
     for module in script.modules:
         for node in _local_rank_options(module):
-            taken |= {entry.value for entry in node.args if isinstance(entry, ast.Constant)}
+            # A parser that nothing asks refuses nothing.
+            if _is_reached(script, module, node):
+                taken |= {entry.value for entry in node.args if isinstance(entry, ast.Constant)}
     return "--local_rank" if "--local_rank" in taken and "--local-rank" not in taken else ""
 
 
