@@ -40,7 +40,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.queries.shell_commands import command_line
-from ddpdoctor.source.script.module import descend, last_name, origins_of
+from ddpdoctor.source.script.module import descend, last_name, made_from, origins_of
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 CHECK = Check(
@@ -147,7 +147,7 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
             continue
         if hints_at_ranks(event) or comes_before_ranks(projection, event):
             continue
-        if any(map(lets_in_by_turns, event.contexts)):
+        if any(map(lets_in_by_turns, event.contexts)) or _asks_first(event):
             continue
         if _rank_by_rank(projection, event) or _done_before(events, event):
             continue
@@ -159,6 +159,15 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
         extracts = extracts or (command is not None and command["extracts"] is not None)
         rebuilds = "rebuilds" if event.name == _PREPARES else "downloads"
         yield event, "extracts" if extracts else "looks" if _is_by_first(event) else rebuilds
+
+
+def _asks_first(event: Event) -> bool:
+    """Return whether somebody is asked before: a rank has no terminal, and ends there."""
+    return any(
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "input"
+        for module, test in event.undecided
+        for part in made_from(test, module.body_around(test))
+    )
 
 
 def lets_in_by_turns(context: ContextAround) -> bool:

@@ -197,10 +197,17 @@ def _paths_in(node: ast.AST) -> Iterator[str]:
 def _saves_on_cpu(save: Event) -> bool:
     """Return whether what is saved was moved to the CPU before, in the call or where its variables are assigned."""
     body = save.module.body_around(save.node)
-    return any(
-        isinstance(node, (ast.Call, ast.DictComp)) and _TO_CPU.search(ast.unparse(node)) is not None
-        for node in made_from(save.node, body)
+    made = list(made_from(save.node, body))
+    names = {node.id for node in (*made, *descend(save.node)) if isinstance(node, ast.Name)}
+    moved = (node for node in made if isinstance(node, (ast.Call, ast.DictComp)))
+    # Entry by entry: `state[key] = value.cpu()`.
+    entries = (
+        one.value
+        for one in save.module.index.within(body, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in names
     )
+    return any(_TO_CPU.search(ast.unparse(node)) is not None for node in (*moved, *entries))
 
 
 def _is_mapped_otherwise(event: Event) -> bool:

@@ -154,7 +154,10 @@ def lone_files(projection: Projection) -> Iterator[Verdict]:
 # What differs between the ranks and only rank 0 saves, for all of them to go on from.
 
 # Kinds of the origins of what ranks have for another reason than their numbers.
-_NOT_BY_NUMBER = frozenset({"clock", "random", "drawn", "store", "own", "batch", "ddp", "files", "statistic", "agreed"})
+# What is counted up, as the samples of a share, may come to the same on all ranks: a library divided them.
+_NOT_BY_NUMBER = frozenset(
+    {"clock", "random", "drawn", "store", "own", "batch", "ddp", "files", "statistic", "agreed", "counted"}
+)
 _COPIES = frozenset({"clone", "int", "list", "tuple", "deepcopy", "copy", "float", "tensor", "to"})
 
 
