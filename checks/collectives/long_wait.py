@@ -165,8 +165,16 @@ def _lone_work(projection: Projection) -> Iterator[_Work]:
     # One object a walk of a loop: a script that also runs without ranks does all of it in another walk.
     shared = {id(loop) for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
     models = _whole_models(projection)
-    for forward in forwards_without_gradients(projection):
-        own = [loop for loop in forward.loops if id(loop) not in shared] if forward.ranks in FIRST_RANKS else []
+    forwards = list(forwards_without_gradients(projection))
+    ranks_in: dict[ast.AST, int] = {}
+    for forward in forwards:
+        for loop in forward.loops:
+            # The other ranks may come to it by another arm: `print(test()) if first else test()`.
+            ranks_in[loop.node] = ranks_in.get(loop.node, 0) | forward.ranks
+    for forward in forwards:
+        alone = forward.ranks in FIRST_RANKS
+        around = [loop for loop in forward.loops if id(loop) not in shared] if alone else []
+        own = [loop for loop in around if ranks_in[loop.node] != ALL_RANKS]
         loop = next((loop for loop in own if takes_all_data(projection, loop)), None)
         if loop is not None:
             what = "a loader" if only_loader(projection, loop) is not None else "all data"

@@ -1,7 +1,8 @@
 """Evaluation is done by every rank over the whole data set.
 
 What it finds
-    A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model. In
+    A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model; and
+    quotients by a count of what each rank's own samples hold, as of labels that are there, averaged over the ranks. In
     a run: equal index lists over the whole data set, results averaged over shards that a sampler padded, or sums over
     the ranks with a count of all samples of such shards. As a warning: the results of a sampler's parts that are
     gathered, joined one after another and cut to the length of the data set; or joined in another order than the
@@ -55,6 +56,7 @@ REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
     "counted": "Sum over the first len(range(rank, len(dataset), world_size)) samples of the rank's part alone: what "
     "follows is what the sampler repeats.",
+    "divided": "All-reduce the sum and the count, and divide once after that.",
     "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
 }
 
@@ -68,6 +70,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=loop.module.head_location(loop.node),
             because=("no sampler divides this loader's data set between the ranks", loader.location),
         )
+    if calls_any(script, ("all_reduce", "reduce")):
+        from ddpdoctor.checks.data.averaged_ratios_source import averaged_ratios
+
+        yield from CHECK.suspected(averaged_ratios(whole_projection(script)), REMEDIES["divided"])
     if calls_any(script, PART_GATHERS):
         from ddpdoctor.checks.data.gathered_order_source import cut_gathers, paired_out_of_order
 

@@ -111,7 +111,7 @@ MOST_NODES = 5_000
 # They sum or scale the gradients in place of the mean: of DDP's hooks, and of FSDP.
 _OTHER_MEANS = ("register_comm_hook", "set_gradient_divide_factor", "set_reduce_scatter_divide_factor")
 # Functions whose results grow with what they are given.
-_LINEAR = frozenset({"sum", "stack", "mean", "cat", "values"})
+_LINEAR = frozenset({"sum", "stack", "mean", "cat", "values", "tensor", "as_tensor"})
 _COUNTS = frozenset({"sum", "len", "numel", "count_nonzero", "size"})
 _GATHERS = frozenset({"gather", "all_gather", "all_gather_into_tensor", "gather_for_metrics"})
 
@@ -132,7 +132,7 @@ def divided_losses(projection: Projection) -> Iterator[Verdict]:
         if not wrap_numbers(backward.receiver) or any(context.value == NO_SYNC for context in backward.contexts):
             continue
         before = [event for event in reductions if event.ordinal < backward.ordinal]
-        for found in _Followed(projection, before).from_backward(backward):
+        for found in Followed(projection, before).from_backward(backward):
             if found.places[0] not in seen:
                 seen.add(found.places[0])
                 yield found
@@ -164,7 +164,7 @@ def _scales_gradients(modules: Sequence[Module]) -> bool:
     )
 
 
-class _Part(msgspec.Struct, frozen=True, eq=False):
+class Part(msgspec.Struct, frozen=True, eq=False):
     """An expression, and the function that it stands in."""
 
     module: Module
@@ -172,7 +172,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
     node: ast.expr
 
 
-def _divided(part: _Part, divisor: ast.expr, reduction: Event, backward: Event) -> Verdict:
+def _divided(part: Part, divisor: ast.expr, reduction: Event, backward: Event) -> Verdict:
     count = part.module.excerpt(divisor, 40)
     return Verdict(
         sentence=f"the loss is divided by `{count}`, a count of all ranks, and DDP averages over the ranks on top",
@@ -184,7 +184,7 @@ def _divided(part: _Part, divisor: ast.expr, reduction: Event, backward: Event) 
     )
 
 
-class _Followed:
+class Followed:
     """What the loss of a backward is computed from."""
 
     def __init__(self, projection: Projection, reductions: list[Event]) -> None:
@@ -193,30 +193,31 @@ class _Followed:
         self._reductions = reductions
 
     def from_backward(self, backward: Event) -> Iterator[Verdict]:
+        """Yield the divisions of a backward's loss by counts of all ranks."""
         call = backward.node
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             return
         function = function_around(backward.module, call)
-        starts = [_Part(backward.module, function, one) for one in (call.func.value, *call.args)]
+        starts = [Part(backward.module, function, one) for one in (call.func.value, *call.args)]
         found = [
             _divided(part, divisor, reduction, backward)
             for start in starts
-            for part in self._along(start)
-            for divisor in _divisors(part.node)
-            if (reduction := self._reduction(_Part(part.module, part.function, divisor))) is not None
+            for part in self.along(start)
+            for divisor in divisors(part.node)
+            if (reduction := self.reduction(Part(part.module, part.function, divisor))) is not None
         ]
         # Everything that the loss is made of is read last: it is 60 times as much as what grows with it.
-        whole = [part for start in starts if found for part in self._all(start)]
+        whole = [part for start in starts if found for part in self.all(start)]
         if not self._is_of_size(whole) and not any(map(_gathers_with_gradients, whole)):
             yield from found
 
-    def _is_of_size(self, parts: list[_Part]) -> bool:
+    def _is_of_size(self, parts: list[Part]) -> bool:
         """Return whether a number of ranks takes part, or not everything was followed."""
         return len(parts) >= MOST_NODES or any(last_name(part.node) in self._sizes for part in parts)
 
-    def _reduction(self, divisor: _Part) -> Event | None:
+    def reduction(self, divisor: Part) -> Event | None:
         """Return the collective that adds a divisor up over the ranks, where it is a count and no number of ranks."""
-        parts = list(self._all(divisor))
+        parts = list(self.all(divisor))
         if self._is_of_size(parts) or not any(
             isinstance(part.node, ast.Call) and last_name(part.node.func) in _COUNTS for part in parts
         ):
@@ -229,7 +230,7 @@ class _Followed:
                     return event
         return None
 
-    def _all(self, start: _Part) -> Iterator[_Part]:
+    def all(self, start: Part) -> Iterator[Part]:
         """Yield every expression that one is made of."""
         waiting = [start]
         seen: set[ast.AST] = set()
@@ -242,9 +243,9 @@ class _Followed:
             behind = list(self._behind(part))
             # What a function of the project is given comes in by its parameters, where it uses them.
             inside = part.node.func if isinstance(part.node, ast.Call) and behind else part.node
-            waiting += [_Part(part.module, part.function, one) for one in _expressions_in(inside)] + behind
+            waiting += [Part(part.module, part.function, one) for one in _expressions_in(inside)] + behind
 
-    def _along(self, start: _Part) -> Iterator[_Part]:
+    def along(self, start: Part) -> Iterator[Part]:
         """Yield the expressions that grow with the loss: what a loss function is given does not."""
         waiting = [start]
         seen: set[ast.AST] = set()
@@ -269,10 +270,10 @@ class _Followed:
             elif isinstance(node, ast.Call):
                 inner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
                 inner += node.args if last_name(node.func) in _LINEAR else []
-            waiting += [_Part(part.module, part.function, one) for one in inner]
+            waiting += [Part(part.module, part.function, one) for one in inner]
             waiting += self._behind(part)
 
-    def _behind(self, part: _Part) -> Iterator[_Part]:
+    def _behind(self, part: Part) -> Iterator[Part]:
         """Yield what a variable was set to before, what the callers give for it, and what a function returns."""
         node = part.node
         if isinstance(node, ast.Call):
@@ -281,20 +282,23 @@ class _Followed:
             text, found = ast.unparse(node), False
             for value in _set_before(part, text):
                 found = True
-                yield _Part(part.module, part.function, value)
+                yield Part(part.module, part.function, value)
             if isinstance(node, ast.Attribute) and not found:
                 yield from self._held(node)
             if isinstance(node, ast.Name) and isinstance(part.function, ast.FunctionDef) and not found:
                 for module, call, given in given_for(self._modules, part.function, text):
-                    yield _Part(module, function_around(module, call), given)
+                    yield Part(module, function_around(module, call), given)
 
-    def _held(self, attribute: ast.Attribute) -> Iterator[_Part]:
+    def _held(self, attribute: ast.Attribute) -> Iterator[Part]:
         for module in self._modules:
             for statement in module.index.of(ast.Assign):
                 if any(isinstance(one, ast.Attribute) and one.attr == attribute.attr for one in statement.targets):
-                    yield _Part(module, function_around(module, statement), statement.value)
+                    yield Part(module, function_around(module, statement), statement.value)
+            for added in module.index.of(ast.AugAssign):
+                if isinstance(added.target, ast.Attribute) and added.target.attr == attribute.attr:
+                    yield Part(module, function_around(module, added), added.value)
 
-    def _returned(self, call: ast.Call) -> Iterator[_Part]:
+    def _returned(self, call: ast.Call) -> Iterator[Part]:
         """Yield what the project's function of this name returns, or the forward of what the name was set to."""
         name = last_name(call.func)
         homes = functions_named(self._modules, name)
@@ -309,10 +313,10 @@ class _Followed:
         for module, function in homes:
             for node in nodes_of(function):
                 if isinstance(node, ast.Return) and node.value is not None:
-                    yield _Part(module, function, node.value)
+                    yield Part(module, function, node.value)
 
 
-def _set_before(part: _Part, name: str) -> Iterator[ast.expr]:
+def _set_before(part: Part, name: str) -> Iterator[ast.expr]:
     """Yield what a variable may have been set to, and changed by, when an expression of its function is reached."""
     around = set(map(id, part.module.ancestors(part.node)))
     line = getattr(part.node, "lineno", 0)
@@ -358,14 +362,15 @@ def _names(target: ast.expr) -> set[str]:
     return {ast.unparse(target.value if isinstance(target, ast.Subscript) else target)}
 
 
-def _divisors(node: ast.expr) -> Iterator[ast.expr]:
+def divisors(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield what an expression is divided by."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         yield node.right
     elif isinstance(node, ast.Call) and last_name(node.func) in ("div", "div_", "true_divide", "divide"):
         yield from node.args[-1:]
 
 
-def _gathers_with_gradients(part: _Part) -> bool:
+def _gathers_with_gradients(part: Part) -> bool:
     """Return whether a call may hand the loss samples of other ranks, or a reduction that autograd knows."""
     if not isinstance(part.node, ast.Call):
         return False
