@@ -118,6 +118,8 @@ def hide_channels(root: str, directory: str, *, deep: bool) -> bool:
                             hide(root + entry.path)
                         elif deep and stat.S_ISDIR(mode):
                             waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # Whoever works there has just deleted it: it leads to nothing.
         except PermissionError:
             left = 0
         if left <= 0:

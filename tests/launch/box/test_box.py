@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from ddpdoctor.launch.box.reach import hide_channels
 
 from .conftest import WITHOUT_POWER, InBox
 
@@ -283,6 +286,26 @@ def test_other_mounts_are_covered_too_whatever_their_name(
     if not powers and "/tmp: something else is mounted below" in answer.get("refused", ""):
         return  # the test's directory lies in /tmp
     assert answer.get("output", str(answer)).split() == ["real", "new"]
+
+
+def test_what_others_delete_while_it_is_looked_through_refuses_no_box(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            for number in range(30):
+                (tmp_path / f"{number}" / "inner").mkdir(parents=True, exist_ok=True)
+            for number in range(30):
+                shutil.rmtree(tmp_path / f"{number}")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        # One look in a hundred met a directory that was gone.
+        assert all(hide_channels("", str(tmp_path), deep=True) for _ in range(2_000))
+    finally:
+        over.set()
+        worker.join()
 
 
 def test_where_a_mount_lies_below_the_directory_a_user_gets_no_box(
