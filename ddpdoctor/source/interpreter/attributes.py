@@ -552,6 +552,8 @@ def member_of(machine: Machine, node: ast.AST, key: Value, table: DictValue) -> 
 def _is_code(value: Value) -> bool:
     if isinstance(value, SequenceValue):
         return any(map(_is_code, value.values))
+    if isinstance(value, DictValue):  # A table of its own for each choice: of training, of tests.
+        return any(_is_code(one) for _, one in value.entries)
     return isinstance(value, (Function, ProjectClass, Partial, Instance, ProjectModule))
 
 
