@@ -168,13 +168,12 @@ def _lone_work(projection: Projection) -> Iterator[_Work]:
     forwards = list(forwards_without_gradients(projection))
     ranks_in: dict[ast.AST, int] = {}
     for forward in forwards:
-        for loop in forward.loops:
+        for around in forward.loops:
             # The other ranks may come to it by another arm: `print(test()) if first else test()`.
-            ranks_in[loop.node] = ranks_in.get(loop.node, 0) | forward.ranks
+            ranks_in[around.node] = ranks_in.get(around.node, 0) | forward.ranks
     for forward in forwards:
         alone = forward.ranks in FIRST_RANKS
-        around = [loop for loop in forward.loops if id(loop) not in shared] if alone else []
-        own = [loop for loop in around if ranks_in[loop.node] != ALL_RANKS]
+        own = [one for one in forward.loops if alone and id(one) not in shared and ranks_in[one.node] != ALL_RANKS]
         loop = next((loop for loop in own if takes_all_data(projection, loop)), None)
         if loop is not None:
             what = "a loader" if only_loader(projection, loop) is not None else "all data"

@@ -198,6 +198,17 @@ def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
     for backward in projection.in_course("backward"):
         if not any(_uses(step, backward) for step in stepping):
             continue
+        past = None if _has_ddp_forward(projection, backward) else _method_past(projection, backward)
+        if past is not None and past.node not in seen:
+            seen.add(past.node)
+            yield Verdict(
+                sentence=_BYPASSES,
+                locations=past.location,
+                because=(
+                    ("it is a method of the module in the DDP object, and this backward is of what it returns", backward),
+                ),
+            )
+            continue
         if wrap_numbers(backward.receiver) or any(wrap_numbers(value) for value in backward.positional):
             continue
         for number in sorted(wrap_numbers(backward.receiver, "bare")):
@@ -206,14 +217,54 @@ def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
                 continue
             seen.add(forward.node)
             yield Verdict(
-                sentence="this training forward bypasses DistributedDataParallel: the gradients of its backward are "
-                "not averaged",
+                sentence=_BYPASSES,
                 locations=forward.location,
                 because=(
                     ("no forward through the DDP object leads to this backward", backward),
                     ("the model is wrapped here", wraps[number].location),
                 ),
             )
+
+
+_BYPASSES = "this training forward bypasses DistributedDataParallel: the gradients of its backward are not averaged"
+# Methods of a module that compute nothing of a batch.
+_NO_FORWARD = frozenset({"state_dict", "parameters", "named_parameters", "train", "eval", "zero_grad", "modules", "to"})
+
+
+def _method_past(projection: Projection, backward: Event) -> Event | None:
+    """Return where a module that is not read is taken out of a DDP object for a method whose result the backward is of."""
+    call, module = backward.node, backward.module
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    loss = call.args[0] if backward.receiver is None and call.args else call.func.value
+    made = _computed_from(module, module.body_around(call), loss)
+    for event in projection.in_course("training"):
+        if event.name != "ddp.module" or event.module is not module or not event.gradients:
+            continue
+        method = module.parents.get(event.node)
+        called = module.parents.get(method) if isinstance(method, ast.Attribute) else None
+        if isinstance(method, ast.Attribute) and method.attr not in _NO_FORWARD and called in made:
+            if isinstance(called, ast.Call) and called.func is method and called.args:
+                return event
+    return None
+
+
+def _computed_from(module: Module, body: ast.AST, loss: ast.expr) -> set[ast.AST]:
+    """Return the nodes of a function from which an expression is computed, the parts of what is unpacked as well."""
+    found: set[ast.AST] = set(descend(loss))
+    assigned = list(module.index.within(body, ast.Assign))
+    while True:
+        names = {node.id for node in found if isinstance(node, ast.Name)}
+        more = {
+            node
+            for one in assigned
+            if one.value not in found
+            and any(isinstance(n, ast.Name) and n.id in names for target in one.targets for n in descend(target))
+            for node in descend(one.value)
+        }
+        if not more:
+            return found
+        found |= more
 
 
 def _uses(step: Event, backward: Event) -> bool:

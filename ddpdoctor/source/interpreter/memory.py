@@ -373,7 +373,7 @@ class Memory:
             root=self.root,
             scopes=around[2],
             contexts=tuple(self.contexts) if self.contexts else (),
-            skips=sum([one.skips for one in self.loops], sum([one.skips for one in self.frames], ())),
+            skips=(*[s for one in self.frames for s in one.skips], *[s for one in self.loops for s in one.skips]),
         )
         if not self.quiet:
             previous = self.events.get(ordinal)

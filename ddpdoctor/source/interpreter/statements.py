@@ -330,13 +330,16 @@ def _try(machine: Machine, statement: ast.Try) -> None:
         execute(machine, statement.body)
         execute(machine, statement.orelse)
 
+    # What Ctrl-C does is no part of a job's course, and hides nothing of it.
+    handlers = [one for one in statement.handlers if one.type is None or last_name(one.type) != "KeyboardInterrupt"]
+
     def guarded() -> None:
-        arms = [body, *(lambda handler=handler: _handler(machine, handler) for handler in statement.handlers)]
+        arms = [body, *(lambda handler=handler: _handler(machine, handler) for handler in handlers)]
         machine.trying += 1
         machine.fork(arms)
         machine.trying -= 1
 
-    run = guarded if statement.handlers else body
+    run = guarded if handlers else body
     if statement.finalbody:
         _finally(machine, run, lambda: execute(machine, statement.finalbody))
     else:
