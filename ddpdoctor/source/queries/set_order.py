@@ -99,7 +99,13 @@ class SetOrders(Origins):
         wanted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         if wanted and filled and not empty and all(mentions(value, (wanted,)) for _, value in filled):
             return False  # Made of itself alone, as of what a class that was not read has put there.
-        return all(self.is_lost(home, value) for home, value in filled)
+        lost = [self.is_lost(home, value) for home, value in filled]
+        # In the other arms of a setting it may have an order.
+        chosen = [value for (_, value), is_so in zip(filled, lost, strict=True) if is_so]
+        return all(
+            is_so or any(home.in_other_arms(value, one) for one in chosen)
+            for (home, value), is_so in zip(filled, lost, strict=True)
+        )
 
     def _call_is_lost(self, module: Module, node: ast.Call) -> bool:
         last = last_name(node.func)
