@@ -41,7 +41,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
-from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes
+from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes, reaches_unread
 
 CHECK = Check(
     code="DDP313",
@@ -124,14 +124,23 @@ def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
 
 
 def _in_a_handler(script: Script, event: Event) -> bool:
-    """Return whether a call, or one that leads to it, stands in an ``except`` clause."""
+    """Return whether a call, or one that leads to it, stands in an ``except`` clause inside of its innermost loop."""
     by_file = {str(module.path): module for module in script.modules}
-    return any(
-        handler.lineno <= frame.line <= (handler.end_lineno or handler.lineno)
-        for frame in event.chain
-        if frame.file in by_file
-        for handler in by_file[frame.file].index.of(ast.ExceptHandler)
-    )
+    loop, home = event.loops[-1].node, str(event.loops[-1].module.path)
+    for frame in event.chain:
+        module = by_file.get(frame.file)
+        holds_loop = frame.file == home and loop.lineno <= frame.line <= (loop.end_lineno or 0)  # type: ignore[attr-defined]
+        if module is None:
+            continue
+        for handler in module.index.of(ast.ExceptHandler):
+            inside = handler.lineno <= frame.line <= (handler.end_lineno or handler.lineno)
+            # A function that is defined there runs elsewhere.
+            own = frame.function.rpartition(".")[2] == getattr(module.body_around(handler), "name", "<module>")
+            if inside and own and (not holds_loop or handler.lineno > loop.lineno):  # type: ignore[attr-defined]
+                return True
+        if holds_loop:
+            return False
+    return False
 
 
 def _of_all(projection: Projection, event: Event) -> bool:
@@ -165,8 +174,12 @@ def _bypasses(projection: Projection, loop: ast.AST) -> bool:
     nothing, and no rank waits in it.
     """
     inside = [event for event in projection.events if any(around.node is loop for around in event.loops)]
-    called = any(event.kind == "ddp-forward" for event in inside)
-    return not called and any(event.name == "ddp.module" and event.gradients for event in inside)
+    if any(event.kind == "ddp-forward" for event in inside):
+        return False
+    taken = [event.receiver for event in inside if event.name == "ddp.module" and event.gradients]
+    objects = [one for one in taken if isinstance(one, ExternalObject)]
+    # Who is given the object may call it.
+    return bool(objects) and not any(reaches_unread(projection, one) for one in objects)
 
 
 def _as_often(projection: Projection, event: Event, backward: Event, is_barrier: bool) -> bool:

@@ -40,7 +40,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.queries.shell_commands import command_line
-from ddpdoctor.source.script.module import descend, last_name, made_from, origins_of
+from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 CHECK = Check(
@@ -162,12 +162,16 @@ def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
 
 
 def _asks_first(event: Event) -> bool:
-    """Return whether somebody is asked before: a rank has no terminal, and ends there."""
-    return any(
-        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "input"
-        for module, test in event.undecided
-        for part in made_from(test, module.body_around(test))
-    )
+    """Return whether somebody is asked before, whatever holds: a rank has no terminal, and ends there."""
+    for module, test in event.undecided:
+        names = {node.id for node in descend(test) if isinstance(node, ast.Name)}
+        assigned = list(module.index.within(module.body_around(test), ast.Assign))
+        targets = [(target, one.value) for one in assigned for target in one.targets]
+        given = [value for target, value in targets if isinstance(target, ast.Name) and target.id in names]
+        asked = [last_name(one.func) == "input" for one in given if isinstance(one, ast.Call)]
+        if asked and all(asked) and len(asked) == len(given):
+            return True
+    return False
 
 
 def lets_in_by_turns(context: ContextAround) -> bool:

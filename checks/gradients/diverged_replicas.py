@@ -65,8 +65,10 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.origins import gone_through, may_be_agreed
 from ddpdoctor.source.queries.wrapped_models import (
     PARAMETERS,
+    averages_by_hand,
     has_no_tensors,
     holders,
     innermost_loop,
@@ -216,7 +218,8 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         of_some = _is_of_some(metric)
         alike = not of_some and is_of_whole_set(projection, metric)
-        if is_plateau and not alike and not communicates(projection, event):
+        agreed = alike or communicates(projection, event) or _may_be_agreed(projection, event, event.module, event.node)
+        if is_plateau and not agreed:
             seen.add(event.node)
             yield CHECK.finding(
                 _LONE_SCORE if of_some else OWN_PLATEAU,
@@ -246,7 +249,9 @@ def own_settings(projection: Projection) -> Iterator[Finding]:
         from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
         seen.add(event.node)
-        if not is_of_whole_set(projection, value) and not communicates(projection, event):
+        agreed = communicates(projection, event) or _may_be_agreed(projection, event, event.module, event.node)
+        by_hand = what != "setting" and averages_by_hand(projection.machine.script)
+        if not is_of_whole_set(projection, value) and not agreed and not by_hand:
             does, this = _SET[what]
             key = f"`{constant(event.positional[0])}`" if what == "setting" else ""
             yield CHECK.finding(
@@ -312,23 +317,26 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
     told = {test for event in waited_for for _, test in event.undecided}
     told |= {skip.test for event in waited_for for skip in event.skips}
     seen: set[ast.AST] = set()
-    for event in projection.in_course("call", "training"):
+    # A step that is left out is told before what is left out with it.
+    for event in sorted(projection.in_course("call", "training"), key=lambda one: one.name != "step"):
         if event.ranks != ALL_RANKS or event.node in seen or not (event.deciding or event.skips):
             continue
         later = any(one.ordinal > event.ordinal and innermost_loop(one) is innermost_loop(event) for one in waited_for)
         around = [Skip(*condition, value) for condition, value in zip(event.undecided, event.deciding, strict=False)]
         for skip in (*around, *event.skips):
-            module, test, value = skip
+            module, test, value, _ = skip
             what = _DECIDED.get(_what(projection, event)) if test not in told and is_own(value) else None
             if what is None or (skip not in event.skips and later and _leaves(module, test)):
                 continue  # Ranks that leave miss what the others wait in, of which another check speaks.
+            if (skip in event.skips and event.name == "zero_grad") or _may_be_agreed(projection, event, module, test):
+                continue  # What was not cleared is cleared before the next backward, mostly.
             from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
 
             if is_of_whole_set(projection, value) or communicates(projection, event):
                 continue
             seen.add(event.node)
             told.add(test)
-            condition = module.excerpt(test, 60)
+            condition, left = module.excerpt(test, 60), skip.holds and skip in event.skips
             yield CHECK.finding(
                 f"each rank decides by what it alone has whether {what}: equal gradients lead to different models",
                 remedy="Decide alike on every rank: average what the condition asks with dist.all_reduce before it, on "
@@ -336,10 +344,17 @@ def own_decisions(projection: Projection) -> Iterator[Finding]:
                 locations=event.location,
                 because=(
                     (f"`{condition}` decides: {_why(value)}", module.location(test)),
-                    (f"only ranks for which it {'does not hold' if skip in event.skips else 'holds'} come here", event),
+                    (f"only ranks for which it {'does not hold' if left else 'holds'} come here", event),
                 ),
             )
             break
+
+
+def _may_be_agreed(projection: Projection, event: Event, module: Module, node: ast.AST) -> bool:
+    """Return whether ranks may agree on what they have, or one of them hand it on to the others after an event."""
+    if any(one.ordinal > event.ordinal for one in projection.in_course("collective") if _hands_on(one)):
+        return True
+    return may_be_agreed(projection.machine.script.modules, module, node)
 
 
 def own_numbers(projection: Projection) -> Iterator[Finding]:
@@ -543,7 +558,7 @@ def _is_replicated(projection: Projection, event: Event) -> bool:
         owner = event.node.args[0] if event.node.args else None
     for loop in reversed(event.loops):
         if owner is not None and isinstance(loop.node, ast.For):
-            owner = _gone_through(loop.node, _holding(owner)) or owner
+            owner = gone_through(loop.node, _holding(owner)) or owner
     if owner is not None and _is_copy(event, owner):
         return False
     held = list(value_of_root(projection, event, owner)) if owner is not None else []
@@ -557,7 +572,7 @@ def _is_parameter(event: Event) -> bool:
     if isinstance(owner, ast.Attribute):
         return owner.attr in ("weight", "bias")
     loops = (loop.node for loop in event.loops if isinstance(loop.node, ast.For))
-    over = [part for loop in loops if owner is not None and (part := _gone_through(loop, owner)) is not None]
+    over = [part for loop in loops if owner is not None and (part := gone_through(loop, owner)) is not None]
     calls = (inner for part in over for inner in descend(part) if isinstance(inner, ast.Call))
     return any(last_name(call.func) in PARAMETERS for call in calls)
 
@@ -567,19 +582,6 @@ def _holding(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Attribute) and node.attr in ("grad", "data"):
         node = node.value
     return node
-
-
-def _gone_through(loop: ast.For, item: ast.expr) -> ast.expr | None:
-    """Return what a loop goes over that gives an item of it, of what it goes through beside one another that part."""
-    over, target = loop.iter, loop.target
-    if isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip") and isinstance(target, ast.Tuple):
-        beside = [over, *over.args] if last_name(over.func) == "enumerate" else over.args
-        pairs = list(zip(target.elts, beside, strict=False))
-    else:
-        pairs = [(target, over)]
-    wanted = ast.unparse(item)
-    found = (part for one, part in pairs if wanted in {ast.unparse(inner) for inner in descend(one)})
-    return next(found, None)
 
 
 def _is_copy(event: Event, owner: ast.expr) -> bool:

@@ -40,6 +40,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.origins import computed_from
 from ddpdoctor.source.queries.parameters import has_parameters
 from ddpdoctor.source.queries.training_loops import division, through_ddp
 from ddpdoctor.source.queries.wrapped_models import (
@@ -205,7 +206,10 @@ def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
                 sentence=_BYPASSES,
                 locations=past.location,
                 because=(
-                    ("it is a method of the module in the DDP object, and this backward is of what it returns", backward),
+                    (
+                        "it is a method of the module in the DDP object, and this backward is of what it returns",
+                        backward,
+                    ),
                 ),
             )
             continue
@@ -232,39 +236,21 @@ _NO_FORWARD = frozenset({"state_dict", "parameters", "named_parameters", "train"
 
 
 def _method_past(projection: Projection, backward: Event) -> Event | None:
-    """Return where a module that is not read is taken out of a DDP object for a method whose result the backward is of."""
+    """Return where a module that is not read is taken out of a DDP object for a method that a backward is of."""
     call, module = backward.node, backward.module
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     loss = call.args[0] if backward.receiver is None and call.args else call.func.value
-    made = _computed_from(module, module.body_around(call), loss)
+    made = computed_from(module, module.body_around(call), loss)
     for event in projection.in_course("training"):
         if event.name != "ddp.module" or event.module is not module or not event.gradients:
             continue
         method = module.parents.get(event.node)
         called = module.parents.get(method) if isinstance(method, ast.Attribute) else None
-        if isinstance(method, ast.Attribute) and method.attr not in _NO_FORWARD and called in made:
-            if isinstance(called, ast.Call) and called.func is method and called.args:
-                return event
+        computes = isinstance(method, ast.Attribute) and method.attr not in _NO_FORWARD
+        if computes and called in made and isinstance(called, ast.Call) and called.func is method and called.args:
+            return event
     return None
-
-
-def _computed_from(module: Module, body: ast.AST, loss: ast.expr) -> set[ast.AST]:
-    """Return the nodes of a function from which an expression is computed, the parts of what is unpacked as well."""
-    found: set[ast.AST] = set(descend(loss))
-    assigned = list(module.index.within(body, ast.Assign))
-    while True:
-        names = {node.id for node in found if isinstance(node, ast.Name)}
-        more = {
-            node
-            for one in assigned
-            if one.value not in found
-            and any(isinstance(n, ast.Name) and n.id in names for target in one.targets for n in descend(target))
-            for node in descend(one.value)
-        }
-        if not more:
-            return found
-        found |= more
 
 
 def _uses(step: Event, backward: Event) -> bool:

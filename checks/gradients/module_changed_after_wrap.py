@@ -292,6 +292,8 @@ def wrapper_attributes(projection: Projection) -> Iterator[Verdict]:
                 continue
         elif not _is_used(event) or name.startswith("_") or wrap.conditions or depends_on_mode(event):
             continue  # Of a model that was not read only what is used at once, in a job that certainly wraps it.
+        elif any("getattr" in condition for condition in event.conditions):
+            continue  # An option that only some scripts declare may choose another engine.
         elif _is_prepared(wrap):
             continue  # A configuration of Accelerate may ask for DeepSpeed, whose engine has methods of its own.
         seen.add(event.node)

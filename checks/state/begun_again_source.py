@@ -87,15 +87,17 @@ def begun_again(script: Script) -> Iterator[Verdict]:
 
 def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
     """Yield samplers that are told the count of an object which nothing restores beside the epoch of the training."""
-    resumed = next(_resumed_counters(script), None)
-    if resumed is None or any(module.sets_by_name for module in script.modules):
+    resumed = list(_resumed_counters(script))
+    if not resumed or any(module.sets_by_name for module in script.modules):
         return
     made = {event.ordinal: event for event in projection.in_course("sampler")}
     for event in projection.in_course("set-epoch"):
         given = event.node.args[:1] if isinstance(event.node, ast.Call) else []
         owner = next((one for one in event.module.ancestors(event.node) if isinstance(one, ast.ClassDef)), None)
         name = given[0].attr if given and isinstance(given[0], ast.Attribute) else ""
-        if owner is None or not name or ast.unparse(given[0]) != f"self.{name}":
+        around = {loop.node for loop in event.loops}
+        within = next(((module, loop) for module, loop in resumed if loop in around), None)
+        if owner is None or within is None or not name or ast.unparse(given[0]) != f"self.{name}":
             continue
         told = [made.get(getattr(option, "number", 0)) for option in options_of(event.receiver or NONE)]
         if any(one is None or constant(one.argument("shuffle", 3) or NONE) is False for one in told):
@@ -112,7 +114,7 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
         keys = (f'"{name}"', f"'{name}'")
         if begun is None or not alone or any(key in module.text for key in keys for module in script.modules):
             continue
-        module, loop = resumed
+        module, loop = within
         yield Verdict(
             sentence=f"after a restart `self.{name}` counts from 0 again, and the sampler repeats the orders of its "
             "first epochs",
@@ -120,7 +122,7 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
             locations=event.location,
             because=(
                 ("it begins here, and nothing restores it", event.module.location(begun)),
-                ("this loop goes on from the epoch of the checkpoint", module.head_location(loop)),
+                ("this loop goes on from what the checkpoint says", module.head_location(loop)),
             ),
         )
 

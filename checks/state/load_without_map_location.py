@@ -200,12 +200,14 @@ def _saves_on_cpu(save: Event) -> bool:
     made = list(made_from(save.node, body))
     names = {node.id for node in (*made, *descend(save.node)) if isinstance(node, ast.Name)}
     moved = (node for node in made if isinstance(node, (ast.Call, ast.DictComp)))
-    # Entry by entry: `state[key] = value.cpu()`.
+    # Entry by entry: `for key, value in state.items(): state[key] = value.cpu()`.
     entries = (
         one.value
-        for one in save.module.index.within(body, ast.Assign)
+        for loop in save.module.index.within(body, ast.For)
+        for one in save.module.index.within(loop, ast.Assign)
         for target in one.targets
         if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in names
+        if target.value.id in {node.id for node in descend(loop.iter) if isinstance(node, ast.Name)}
     )
     return any(_TO_CPU.search(ast.unparse(node)) is not None for node in (*moved, *entries))
 

@@ -79,6 +79,8 @@ class Skip(NamedTuple):
     module: Module
     test: ast.AST
     value: Value
+    holds: bool = True
+    """For the ranks that leave."""
 
 
 class Event(Placed, frozen=True, eq=False, kw_only=True):

@@ -45,8 +45,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.launch_facts import declared_options, destination
-from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, functions_named, last_name
+from ddpdoctor.source.script.module import Module, argument_of, descend, dotted, last_name
 from ddpdoctor.source.script.written_paths import UNKNOWN_PART, defaults_of, may_be, spelled, template_of
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -363,8 +362,6 @@ def keeps_buffers_apart(wrap: Event) -> bool:
 
 def lacks(machine: Machine, value: Value, name: str) -> bool:
     """Return whether an object certainly has no attribute of a name: its class is read, and nothing ever sets it."""
-    if isinstance(value, ExternalObject) and value.name == "argparse.Namespace":
-        return machine.store.get(value.number, name) is None and not _may_be_an_option(machine.script.modules, name)
     if not isinstance(value, Instance) or machine.store.get(value.number, name) is not None:
         return False
     if not owns_attributes(machine, value.cls, name):
@@ -380,44 +377,6 @@ def lacks(machine: Machine, value: Value, name: str) -> bool:
         isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
         for node in value.cls.node.body  # ``name: int``
     )
-
-
-def _may_be_an_option(modules: Sequence[Module], name: str) -> bool:
-    """Return whether the arguments of the command line may hold a value of a name: what several scripts share asks for
-    options that only some of them declare.
-    """
-    asked = ("getattr", "hasattr")
-    for module in modules:
-        if module.sets_by_name and any(map(_sets_options, module.index.of(ast.Call))):
-            return True
-        declared = list(declared_options(module))
-        parsers = {ast.unparse(one.func.value) for one in declared if isinstance(one.func, ast.Attribute)}
-        for call in module.index.of(ast.Call):
-            # A library may declare options of its own.
-            given = any(ast.unparse(one) in parsers for one in call.args if isinstance(one, (ast.Name, ast.Attribute)))
-            if given and not functions_named(modules, last_name(call.func)):
-                return True
-        if any(destination(one) in ("", name) for one in declared):
-            return True
-        if name not in module.words and f"--{name}" not in module.text:
-            continue
-        if any(one.attr == name and isinstance(one.ctx, ast.Store) for one in module.index.of(ast.Attribute)):
-            return True
-        if any(one.arg == name for one in module.index.of(ast.keyword)):
-            return True
-        for text in module.index.of(ast.Constant):
-            around = module.parents.get(text)
-            if text.value == name and not (isinstance(around, ast.Call) and last_name(around.func) in asked):
-                return True
-    return False
-
-
-def _sets_options(call: ast.Call) -> bool:
-    """Return whether a call may set attributes of what is not the object around it, by names that are not written."""
-    name = last_name(call.func)
-    if name in ("setattr", "__setattr__"):
-        return not (call.args and ast.unparse(call.args[0]).partition(".")[0] == "self")
-    return name in ("update", "Namespace") and any(text in ast.unparse(call.func) for text in ("vars(", "__dict__"))
 
 
 # Bases whose objects have no settings beside those that the project gives them.

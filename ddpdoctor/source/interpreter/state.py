@@ -182,11 +182,11 @@ class Machine(Memory):
                     branch, previous = branch_of(done, own), done
                 outer[rank].append(branch)
         living = [(written, reached) for written, reached, _ in outcomes if reached]
-        for written, reached, sinks in outcomes:
+        for number, (written, reached, sinks) in enumerate(outcomes):
             if not reached and living and start & ~ended_by(sinks, "raise", "exit"):
                 self._leave_behind(written, sinks, start, varying, own)
                 if own is not None and test is not None and value is not None:
-                    self._skip(Skip(self.frame.module, test, self.present(value)), start, sinks)
+                    self._skip(Skip(self.frame.module, test, self.present(value), number == 0), start, sinks)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in _NO_ORIGIN:
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ddpdoctor.files import regex
+
 RANKS = (0, 1, 2, 3)
 ALL_RANKS = 0b1111
 """Mask with one bit a rank."""
@@ -464,6 +466,10 @@ def _beside_ranks(tags: frozenset[Tag]) -> frozenset[Tag]:
     return tags - {STAMP} | {CLOCK} if STAMP in tags else tags
 
 
+# The directives that write seconds, alone or in a whole time, with the flags that C libraries take before them.
+_SECONDS = regex(r"%[-_#^0EO]*[SscXTr+]")
+
+
 def stamped(value: Value, name: str, form: object) -> Value:
     """Return a time in a form, by ``strftime``, ``int`` or in a text: marked where that leaves no part of a second, and
     the same on all ranks where it leaves no second.
@@ -471,7 +477,7 @@ def stamped(value: Value, name: str, form: object) -> Value:
     coarse = name == "int" or (name == "strftime" and isinstance(form, str) and "%" in form and "%f" not in form)
     if not coarse or not isinstance(value, Unknown) or CLOCK not in value.tags:
         return value
-    if name == "strftime" and not any(f"%{letter}" in str(form) for letter in "SscXTr+"):
+    if name == "strftime" and not _SECONDS.search(str(form)):
         # Ranks that start together have the same minute, and the same day.
         return Unknown(False, value.opaque, value.tags - {CLOCK}, value.not_none)
     return Unknown(value.varying, value.opaque, value.tags - {CLOCK} | {STAMP}, value.not_none)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -234,3 +235,53 @@ def opens_text(module: Module, call: ast.Call) -> bool:
     return not any(
         isinstance(one, ast.Constant) and isinstance(one.value, str) and "b" in one.value for one in given[1:]
     )
+
+
+def computed_from(module: Module, body: ast.AST, node: ast.AST) -> set[ast.AST]:
+    """Return the nodes of a body from which an expression is computed, the parts of what is unpacked as well."""
+    found: set[ast.AST] = set(descend(node))
+    assigned = list(module.index.within(body, ast.Assign))
+    while True:
+        names = {one.id for one in found if isinstance(one, ast.Name)}
+        more = {
+            inner
+            for one in assigned
+            if one.value not in found
+            and any(isinstance(n, ast.Name) and n.id in names for target in one.targets for n in descend(target))
+            for inner in descend(one.value)
+        }
+        if not more:
+            return found
+        found |= more
+
+
+# Libraries whose functions compute on this rank alone.
+_OF_ONE_RANK = frozenset({"torch", "numpy", "scipy", "pandas", "sklearn", "einops", "builtins"})
+
+
+def may_be_agreed(modules: Sequence[Module], module: Module, node: ast.AST) -> bool:
+    """Return whether ranks may agree on a value: by a library that is not read, or by torch.distributed."""
+    own = {one.name.partition(".")[0] for one in modules}
+    for call in computed_from(module, module.body_around(node), node):
+        if not isinstance(call, ast.Call):
+            continue
+        full = module.resolve(call.func)
+        root = full.partition(".")[0]
+        if full.startswith("torch.distributed") or last_name(call.func) in ("allreduce", "allgather"):
+            return True
+        if full and root not in own | _OF_ONE_RANK | sys.stdlib_module_names:
+            return True
+    return False
+
+
+def gone_through(loop: ast.For, item: ast.expr) -> ast.expr | None:
+    """Return what a loop goes over that gives an item of it, of what it goes through beside one another that part."""
+    over, target = loop.iter, loop.target
+    if isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip") and isinstance(target, ast.Tuple):
+        beside = [over, *over.args] if last_name(over.func) == "enumerate" else over.args
+        pairs = list(zip(target.elts, beside, strict=False))
+    else:
+        pairs = [(target, over)]
+    wanted = ast.unparse(item)
+    found = (part for one, part in pairs if wanted in {ast.unparse(inner) for inner in descend(one)})
+    return next(found, None)
