@@ -65,7 +65,6 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import guard_of
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.origins import gone_through, may_be_agreed
 from ddpdoctor.source.queries.wrapped_models import (
     PARAMETERS,
     averages_by_hand,
@@ -354,6 +353,8 @@ def _may_be_agreed(projection: Projection, event: Event, module: Module, node: a
     """Return whether ranks may agree on what they have, or one of them hand it on to the others after an event."""
     if any(one.ordinal > event.ordinal for one in projection.in_course("collective") if _hands_on(one)):
         return True
+    from ddpdoctor.source.queries.origins import may_be_agreed
+
     return may_be_agreed(projection.machine.script.modules, module, node)
 
 
@@ -552,6 +553,8 @@ def _is_of_replica(projection: Projection, option: Value) -> bool:
 
 def _is_replicated(projection: Projection, event: Event) -> bool:
     """Return whether an event changes parameters of a model in a DDP object: of ``net`` in ``net[0].parameters()``."""
+    from ddpdoctor.source.queries.origins import gone_through
+
     node = event.node.func if isinstance(event.node, ast.Call) else event.node
     owner: ast.expr | None = node.value if isinstance(node, ast.Attribute) else None
     if isinstance(event.node, ast.Call) and (event.name.startswith("torch.") or event.receiver is None):
@@ -567,6 +570,8 @@ def _is_replicated(projection: Projection, event: Event) -> bool:
 
 def _is_parameter(event: Event) -> bool:
     """Return whether what an event changes is out of ``parameters()``, or has a name of torch's own parameters."""
+    from ddpdoctor.source.queries.origins import gone_through
+
     node = event.node.func if isinstance(event.node, ast.Call) else event.node
     owner = _holding(node.value) if isinstance(node, ast.Attribute) else None
     if isinstance(owner, ast.Attribute):

@@ -40,7 +40,6 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.origins import computed_from
 from ddpdoctor.source.queries.parameters import has_parameters
 from ddpdoctor.source.queries.training_loops import division, through_ddp
 from ddpdoctor.source.queries.wrapped_models import (
@@ -237,6 +236,8 @@ _NO_FORWARD = frozenset({"state_dict", "parameters", "named_parameters", "train"
 
 def _method_past(projection: Projection, backward: Event) -> Event | None:
     """Return where a module that is not read is taken out of a DDP object for a method that a backward is of."""
+    from ddpdoctor.source.queries.origins import computed_from
+
     call, module = backward.node, backward.module
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None

@@ -267,7 +267,9 @@ def may_be_agreed(modules: Sequence[Module], module: Module, node: ast.AST) -> b
             continue
         full = module.resolve(call.func)
         root = full.partition(".")[0]
-        if full.startswith("torch.distributed") or last_name(call.func) in ("allreduce", "allgather"):
+        name = last_name(call.func)
+        asks = name.startswith(("get_", "is_", "init_"))
+        if (full.startswith("torch.distributed") and not asks) or name in ("allreduce", "allgather"):
             return True
         if full and root not in own | _OF_ONE_RANK | sys.stdlib_module_names:
             return True
