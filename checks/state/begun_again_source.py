@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Script, Verdict
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, ExternalObject, constant, options_of
+from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.checkpoint_code import key_of, speaks_of
 from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 
 
@@ -102,7 +103,8 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
         told = [made.get(getattr(option, "number", 0)) for option in options_of(event.receiver or NONE)]
         if any(one is None or constant(one.argument("shuffle", 3) or NONE) is False for one in told):
             continue
-        begun = _begun_at_zero(event.module, owner, name)
+        fed = {option for one in feedings(projection) for option in _samplers(one.loader)}
+        begun = _begun_at_zero(event, owner, name) if fed.intersection(_numbers(event.receiver)) else None
         # Whatever else sets an attribute of that name, in any module, may be what restores it.
         others = (
             (module, node)
@@ -127,8 +129,17 @@ def _counted_again(script: Script, projection: Projection) -> Iterator[Verdict]:
         )
 
 
-def _begun_at_zero(module: Module, owner: ast.ClassDef, name: str) -> ast.Assign | None:
-    """Return where an attribute is set to 0, if all else that changes it counts by 1 and loads nothing."""
+def _samplers(loader: Event) -> Iterator[int]:
+    return _numbers(loader.argument("sampler", 3))
+
+
+def _numbers(value: Value | None) -> Iterator[int]:
+    return (one.number for one in options_of(value or NONE) if isinstance(one, ExternalObject))
+
+
+def _begun_at_zero(event: Event, owner: ast.ClassDef, name: str) -> ast.Assign | None:
+    """Return where an attribute is set to 0, if all else that changes it counts by 1 where the sampler is told it."""
+    module, around = event.module, event.module.body_around(event.node)
     changes = [
         statement
         for statement in (*module.index.within(owner, ast.Assign), *module.index.within(owner, ast.AugAssign))
@@ -139,19 +150,22 @@ def _begun_at_zero(module: Module, owner: ast.ClassDef, name: str) -> ast.Assign
     ]
     begun = [one for one in changes if isinstance(one, ast.Assign)]
     counted = [one for one in changes if isinstance(one, ast.AugAssign)]
-    if not all(_counts_turns(module, one) for one in counted):
+    if not all(_counts_turns(module, one, around) for one in counted):
         return None
     counts = bool(counted) and len(begun) == 1
     zero = counts and isinstance(begun[0].value, ast.Constant) and begun[0].value.value == 0
     return begun[0] if zero else None
 
 
-def _counts_turns(module: Module, change: ast.AugAssign) -> bool:
-    """Return whether a change adds 1, in a function that loads nothing."""
+def _counts_turns(module: Module, change: ast.AugAssign, around: ast.AST) -> bool:
+    """Return whether a change adds 1, in a function that loads nothing: another one may skip to where it had been."""
     by_one = isinstance(change.op, ast.Add) and isinstance(change.value, ast.Constant) and change.value.value == 1
-    around = module.body_around(change)
     calls = (node for node in descend(around) if isinstance(node, ast.Call))
-    return by_one and not any("load" in last_name(call.func).split("_") for call in calls)
+    return (
+        by_one
+        and module.body_around(change) is around
+        and not any("load" in last_name(call.func).split("_") for call in calls)
+    )
 
 
 def _resumed_counters(script: Script) -> Iterator[tuple[Module, ast.For]]:

@@ -53,7 +53,7 @@ _SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
 # Names of numbers that are divided by the number of ranks and are no amount of data.
 _NO_DATA = regex(r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE)
 # Names in a script that makes the parts equal.
-_EVEN = regex(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
+EVEN = regex(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
 
 
 def part_tags(value: Value) -> frozenset[int]:
@@ -238,7 +238,7 @@ def may_even_out(store: Store, module: Module, *, with_rest: bool) -> bool:
 
     Where the rest goes to one rank, the division that leaves the rest proves nothing.
     """
-    if any(_EVEN.search(word) for word in module.words):
+    if any(EVEN.search(word) for word in module.words):
         return True
     return any(_evens(store, module, node, with_rest=with_rest) for node in module.index.of(ast.BinOp))
 
